@@ -1,0 +1,20 @@
+"""Importing a package loads nothing heavy that its user may not need."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "nrl_interfaces": {"megatron", "ray", "tensordict", "transformers"},
+    "nrl_dump": {"ray", "tensordict"},
+}
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_import_is_light(module: str) -> None:
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert not HEAVY[module] & loaded
