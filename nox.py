@@ -125,7 +125,8 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check the types of packages/*/src (pyright, strict)."""
     install(session, *PACKAGES, tools=["types"])
-    session.run("pyright", f"--pythonpath={Path(session.bin, 'python')}", *session.posargs)
+    sources = [f"packages/{name}/src" for name in PACKAGES]  # named, so that a missing one is an error
+    session.run("pyright", f"--pythonpath={Path(session.bin, 'python')}", *sources, *session.posargs)
 
 
 @nox.session
@@ -202,12 +203,12 @@ def minimums(session: nox.Session, package: str) -> None:
 
 
 @nox.session
-def declared(session: nox.Session) -> None:
-    """Compare what each package imports with what it declares (deptry)."""
-    install(session, *PACKAGES, tools=["declared"])  # packages too: deptry asks them which modules they bring
-    for package in PACKAGES:
-        with session.chdir(f"packages/{package}"):
-            session.run("deptry", "--no-ansi", "src")
+@each_package
+def declared(session: nox.Session, package: str) -> None:
+    """Compare what a package imports with what it declares (deptry)."""
+    install(session, package, tools=["declared"])  # the package too: its environment tells which module is whose
+    session.chdir(f"packages/{package}")
+    session.run("deptry", "--no-ansi", "src", *session.posargs)
 
 
 @nox.session
