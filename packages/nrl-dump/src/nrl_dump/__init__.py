@@ -1,3 +1,20 @@
 """Stream a training step's tensors to JSON Lines and publish only a whole step."""
 
+from nrl_interfaces.ownership import FolderInUseError
+
+from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, verify
+from nrl_dump.merge import StepIncompleteError, TornPartError
+from nrl_dump.writer import TrainDataDump
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DamagedStepError",
+    "FolderInUseError",
+    "InterruptedStepError",
+    "Manifest",
+    "StepIncompleteError",
+    "TornPartError",
+    "TrainDataDump",
+    "verify",
+]

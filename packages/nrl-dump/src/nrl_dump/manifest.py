@@ -1,0 +1,187 @@
+"""What a published step holds, and whether it still does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from nrl_dump.columns import FORMAT_VERSION, StepColumns, check_format
+from nrl_dump.names import StepFiles
+
+_BLOCK_BYTES = 4 << 20
+_FORMAT = "nrl-dump manifest"
+
+
+class DamagedStepError(ValueError):
+    """Raised when a published step is not what its manifest says.
+
+    Attributes:
+        path: The published file.
+        reason: What differs.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} is damaged: {reason}; restore it from a copy, or write the step again")
+
+    def __reduce__(self) -> tuple[type[DamagedStepError], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
+class InterruptedStepError(RuntimeError):
+    """Raised when a step's publication did not come to its end; its parts are still there.
+
+    Attributes:
+        path: The published file.
+        step: The trainer's step.
+        reason: What differs.
+    """
+
+    def __init__(self, path: Path, step: int, reason: str) -> None:
+        self.path = path
+        self.step = step
+        self.reason = reason
+        super().__init__(f"the publication of {path} was interrupted ({reason}): call finish_step({step}) again")
+
+    def __reduce__(self) -> tuple[type[InterruptedStepError], tuple[Path, int, str]]:
+        return type(self), (self.path, self.step, self.reason)
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """What one shard gave to a published step.
+
+    Attributes:
+        shard_id: Which.
+        rows: Its rows.
+        bytes: Their size in the published file.
+        attempt: The writing of the part that they come from, as its column file named it.
+    """
+
+    shard_id: str
+    rows: int
+    bytes: int
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a published step holds.
+
+    Attributes:
+        number: `N`, as in the file's name and rows; the trainer's step + 1.
+        rows: Rows in the file.
+        bytes: Size of the file.
+        xxh3_128: Digest of the file, as hex.
+        columns: Dtypes, kinds and settings of the rows.
+        shards: In the order of the rows.
+    """
+
+    number: int
+    rows: int
+    bytes: int
+    xxh3_128: str
+    columns: StepColumns
+    shards: tuple[ShardEntry, ...]
+
+    def to_bytes(self) -> bytes:
+        """The manifest file's content."""
+        data = {
+            "format": _FORMAT,
+            "format_version": FORMAT_VERSION,
+            "step": self.number,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "xxh3_128": self.xxh3_128,
+            **self.columns.settings(),
+            "shards": [vars(shard) for shard in self.shards],
+        }
+        return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            ValueError: The content is damaged, foreign, or of a newer format.
+        """
+        try:
+            data: Mapping[str, Any] = orjson.loads(content)
+            check_format(data, _FORMAT)
+            columns = StepColumns.from_settings(data)
+            shards = tuple(ShardEntry(**shard) for shard in data["shards"])
+            return cls(data["step"], data["rows"], data["bytes"], data["xxh3_128"], columns, shards)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a manifest: {error!r}") from error
+
+
+def read_manifest(files: StepFiles) -> Manifest | None:
+    """The step's manifest, None if there is none.
+
+    Raises:
+        DamagedStepError: It can't be read.
+    """
+    try:
+        return Manifest.from_bytes(files.manifest.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DamagedStepError(files.data, f"{files.manifest.name} can't be read: {error}") from error
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """A file's size in bytes and its xxh3-128 as hex, read a block at a time."""
+    digest = xxhash.xxh3_128()
+    size = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
+
+
+def verify(path: str | Path) -> Manifest:
+    """Check a published step against its manifest, every byte of it, and return the manifest.
+
+    Args:
+        path: The published file, `train_data_step<N>.jsonl`.
+
+    Raises:
+        FileNotFoundError: Neither the file nor anything else of the step is there.
+        InterruptedStepError: A publication did not come to its end; `finish_step` again mends it.
+        DamagedStepError: File and manifest disagree and there is nothing to mend it from.
+        ValueError: The path does not name a published step.
+    """
+    files = StepFiles.of_published(Path(path))
+    manifest = check_size(files)
+    size, digest = digest_of(files.data)
+    if digest != manifest.xxh3_128:
+        raise _disagreement(files, f"digest {digest} of {size} bytes is not {manifest.xxh3_128}")
+    return manifest
+
+
+def check_size(files: StepFiles) -> Manifest:
+    """The cheap half of `verify`: manifest and file are there and the size fits."""
+    manifest = read_manifest(files)
+    if not files.data.exists():
+        if manifest is None and not files.leftovers():
+            raise FileNotFoundError(f"{files.data} is not there, nor any part of that step")
+        raise _disagreement(files, "the file is not there")
+    if manifest is None:
+        raise DamagedStepError(files.data, f"{files.manifest.name} is not there")
+    size = files.data.stat().st_size
+    if size != manifest.bytes:
+        raise _disagreement(files, f"{size} bytes are not {manifest.bytes}")
+    return manifest
+
+
+def _disagreement(files: StepFiles, reason: str) -> DamagedStepError | InterruptedStepError:
+    if files.find_shards():
+        return InterruptedStepError(files.data, files.step, reason)
+    return DamagedStepError(files.data, reason)
