@@ -186,7 +186,7 @@ def quickstart(session: nox.Session) -> None:
 def minimums(session: nox.Session, package: str) -> None:
     """Run a package's quick tests with the lowest versions it declares.
 
-    Of torch: with the one at hand, where there is one; older builds are large. Of the dependency groups only `dev` comes
+    Of torch: with the one at hand, if there is one; older builds are large. Of the dependency groups only `dev` comes
     along: others need newer versions of what the package declares, and would hide a floor that is too low.
     """
     where, folder, torch = Path(session.virtualenv.location), f"packages/{package}", torch_at_hand()
