@@ -4,6 +4,7 @@ from nrl_interfaces.ownership import FolderInUseError
 
 from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, verify
 from nrl_dump.merge import StepIncompleteError, TornPartError
+from nrl_dump.reader import read_step, read_tensors
 from nrl_dump.writer import TrainDataDump
 
 __version__ = "0.1.0"
@@ -16,5 +17,7 @@ __all__ = [
     "StepIncompleteError",
     "TornPartError",
     "TrainDataDump",
+    "read_step",
+    "read_tensors",
     "verify",
 ]
