@@ -11,6 +11,7 @@ from pathlib import Path
 
 _SHARD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PUBLISHED = re.compile(r"train_data_step([1-9][0-9]*)\.jsonl")
+_MANIFEST = re.compile(r"train_data_step([1-9][0-9]*)\.manifest\.json")
 _UNPUBLISHED = re.compile(r"train_data_step([1-9][0-9]*)\.(?:jsonl\.part-[A-Za-z0-9._-]{1,128}|jsonl\.partial)")
 
 
@@ -118,6 +119,11 @@ def shard_order(shard_id: str) -> tuple[bool, int, str]:
 def published_steps(folder: Path) -> list[StepFiles]:
     """The published steps of a folder, oldest number first."""
     return _steps(folder, _PUBLISHED)
+
+
+def described_steps(folder: Path) -> list[StepFiles]:
+    """The steps of a folder that have a manifest, oldest number first."""
+    return _steps(folder, _MANIFEST)
 
 
 def unpublished_steps(folder: Path) -> list[StepFiles]:

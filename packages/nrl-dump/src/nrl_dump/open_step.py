@@ -69,7 +69,5 @@ class OpenStep:
             self.write(chunk)
         except BaseException as error:
             self.give_back(chunk)
-            error.add_note(
-                f"the chunk of step {self.files.step} from sample {chunk.sample_ids[0]!r} on was not written"
-            )
+            error.add_note(f"of step {self.files.step} the chunk of samples {chunk.sample_ids[:1]}... was not written")
             raise

@@ -48,16 +48,18 @@ class Part:
         self._inode: os.stat_result | None = None
         self._attempt = ""
         self._size = 0
+        self._unsynced = False
         self._pid = os.getpid()
 
     def append(self, lines: Iterable[bytes], rows: int) -> None:
-        """Write a chunk's lines; on any error the part ends where it did before.
+        """Write a chunk's lines; on any error the part ends where it did before, and is let go.
 
         Raises:
             FolderInUseError: Another writer has this part.
             OSError: The disk refused.
         """
         file = self._open()
+        self._unsynced = True
         self._check_not_gone()
         self._cut_back(file)  # where an earlier cut failed, too
         size = self._size
@@ -67,16 +69,21 @@ class Part:
         except BaseException:
             with contextlib.suppress(OSError):  # the error that is on its way says more; the next append cuts again
                 self._cut_back(file)
+            self.release()  # whoever retries may have a new object while a traceback keeps this one alive
             raise
         self._size = size
         self.rows += rows
 
     def flush(self) -> None:
         """Make the rows durable and close the part; a later `append` opens it again."""
-        if self._file is not None:
-            self._cut_back(self._file)
-            self._file.fsync()
-            self.release()
+        if self._unsynced:
+            try:
+                file = self._open()
+                self._cut_back(file)
+                file.fsync()
+                self._unsynced = False
+            finally:
+                self.release()
 
     def release(self) -> None:
         """Close the part and give its lock up, nothing written."""
@@ -124,9 +131,9 @@ class Part:
 
     def _check_same_attempt(self) -> None:
         """An inode's number is used again at once, so a part opened once more is told by its column file."""
-        columns = StepColumns.from_bytes(self._columns_path.read_bytes())
-        if columns.attempt != self._attempt:
-            raise RuntimeError(f"{self.path} was written anew by {columns.writer} since it was flushed here")
+        columns = _read_columns(self._columns_path)
+        if columns is None or columns.attempt != self._attempt:
+            raise RuntimeError(f"{self.path} was written anew by another TrainDataDump: restart_step begins again here")
 
     def _cut_back(self, file: OutputFile) -> None:
         if file.size != self._size:
@@ -151,6 +158,11 @@ def remove_part(files: StepFiles, shard_id: str, ops: FileOps) -> None:
 
 def read_writer(columns_path: Path) -> Owner | None:
     """Who a column file says is writing, None where there is none that can be read."""
+    columns = _read_columns(columns_path)
+    return columns and columns.writer
+
+
+def _read_columns(path: Path) -> StepColumns | None:
     with contextlib.suppress(OSError, ValueError):
-        return StepColumns.from_bytes(columns_path.read_bytes()).writer
+        return StepColumns.from_bytes(path.read_bytes())
     return None

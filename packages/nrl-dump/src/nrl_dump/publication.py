@@ -15,7 +15,7 @@ from nrl_interfaces.publish import remove, stage
 from nrl_dump.leftovers import end_interrupted_cleanup, take_away
 from nrl_dump.manifest import Manifest
 from nrl_dump.merge import StepIncompleteError, StepNotThereError, merge, read_columns
-from nrl_dump.names import StepFiles, published_steps, shard_order
+from nrl_dump.names import StepFiles, described_steps, published_steps, shard_order
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +106,15 @@ class Publisher:
 
     def _drop_older(self, files: StepFiles) -> None:
         if self.keep_last is not None:
-            older = [step for step in published_steps(files.folder) if step.number <= files.number]
-            prune(older[: -self.keep_last], self.ops)
+            kept = [step for step in published_steps(files.folder) if step.number <= files.number][-self.keep_last :]
+            prune(files.folder, kept[0].number, self.ops)
 
 
-def prune(steps: Sequence[StepFiles], ops: FileOps) -> list[Path]:
-    """Remove published steps, oldest first, each one's data before its manifest; returns the paths that went."""
+def prune(folder: Path, below: int, ops: FileOps) -> list[Path]:
+    """Remove the published steps of lower numbers, each one's data before its manifest; returns the paths that went."""
+    # Manifests count, too: one may be all that a crash in here has left of its step.
+    numbers = {step.number for step in (*published_steps(folder), *described_steps(folder)) if step.number < below}
+    steps = [StepFiles(folder, number) for number in sorted(numbers)]
     return remove([path for step in steps for path in (step.data, step.manifest)], ops)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -100,7 +101,8 @@ def lock(file: OutputFile, read_owner: Callable[[], Owner | None] = lambda: None
 
 def unlock(file: OutputFile) -> None:
     """Give the lock up. Closing alone does not, while a forked child holds a copy of the descriptor."""
-    fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):  # no lock to give up, on a file system that has none
+        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 @functools.cache
