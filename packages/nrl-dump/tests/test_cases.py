@@ -167,11 +167,11 @@ def test_d11_line_separators_survive_and_lone_surrogates_are_refused(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "shard_id", ["../x", "a/b", "/x", "..", ".", "", "a\x00b", "a\nb", "x" * 300, "a b", "ü", "١", 0, None]
+    "shard_id", ["../x", "a/b", "/x", "..", ".", "", "a\x00b", "a\nb", "x" * 300, "a b", "ü", "\u0661", 0, None]
 )
 def test_d13_shard_ids_that_are_paths_are_refused_before_anything_is_made(tmp_path: Path, shard_id) -> None:
     folder = tmp_path / "log"
-    with pytest.raises(ValueError, match="shard_id is .* 1 to 128 characters"):
+    with pytest.raises(ValueError, match=r"shard_id is .* 1 to 128 characters"):
         TrainDataDump(folder, shard_id=shard_id)
     assert not list(tmp_path.iterdir())
 

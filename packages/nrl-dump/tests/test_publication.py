@@ -402,7 +402,7 @@ def test_keep_last_drops_older_steps_after_a_publication(tmp_path: Path, chunk) 
 
 def test_verify_tells_whole_from_interrupted_from_damaged(tmp_path: Path, chunk) -> None:
     path = tmp_path / DATA
-    with pytest.raises(ValueError, match="'other.jsonl' is not a published step"):
+    with pytest.raises(ValueError, match=r"'other.jsonl' is not a published step"):
         verify(tmp_path / "other.jsonl")
     with pytest.raises(FileNotFoundError, match="is not there, nor any part"):
         verify(path)
@@ -434,7 +434,7 @@ def test_verify_tells_whole_from_interrupted_from_damaged(tmp_path: Path, chunk)
         with pytest.raises(DamagedStepError, match=message):
             verify(path)
     (tmp_path / MANIFEST).unlink()
-    with pytest.raises(DamagedStepError, match="manifest.json is not there"):
+    with pytest.raises(DamagedStepError, match=r"manifest.json is not there"):
         verify(path)
     shutil.copy(tmp_path / "kept", tmp_path / MANIFEST)
     path.unlink()

@@ -98,5 +98,5 @@ def test_a_tag_that_holds_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("tag", [None, [], "x", 1])
 def test_a_tag_is_a_dict(tag) -> None:
-    with pytest.raises(ValueError, match="tags of sample 's' is .*a dict is needed"):
+    with pytest.raises(ValueError, match=r"tags of sample 's' is .*a dict is needed"):
         encode_tag(tag, "s", "constants")

@@ -210,7 +210,7 @@ def test_a_closed_dump_says_so_and_closing_twice_is_fine(tmp_path: Path, chunk) 
         dump.add_chunk(**chunk())
     dump.close()
     for call in (lambda: dump.add_chunk(**chunk()), lambda: dump.finish_step(1), lambda: dump.flush(1)):
-        with pytest.raises(RuntimeError, match="the dump of shard '0' in .* is closed"):
+        with pytest.raises(RuntimeError, match=r"the dump of shard '0' in .* is closed"):
             call()
     TrainDataDump(tmp_path).finish_step(1, 2)
 

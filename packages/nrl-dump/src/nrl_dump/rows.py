@@ -14,8 +14,8 @@ from nrl_dump.chunk import Chunk, Column, JaggedColumn
 from nrl_dump.columns import InfNan
 from nrl_dump.tags import WORDS
 
-_BLOCK_BYTES = 8 << 20
-_FLUSH_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
+_FLUSH_BYTES = 1 << 20
 
 _Array = npt.NDArray[np.generic]
 _RowEncoder = Callable[[int], bytes]
@@ -23,22 +23,18 @@ _RowEncoder = Callable[[int], bytes]
 
 
 def encode_rows(chunk: Chunk, number: int, inf_nan: InfNan, chunk_rows: int | None) -> Iterator[bytes]:
-    """The chunk's lines, `idx` left out, a few megabytes at a time.
+    """The chunk's lines, `idx` left out, about a megabyte at a time.
 
     Args:
         chunk: The rows.
         number: `N`, the step's number in the file.
         inf_nan: How non-finite numbers are written.
-        chunk_rows: How many rows come off a device, or are converted, at a time; None for what 8 MiB hold.
+        chunk_rows: How many rows come off a device, or are converted, at a time; None for what 1 MiB holds.
     """
     lines: list[bytes] = []
     size = 0
     for start, stop in _blocks(chunk, chunk_rows):
-        columns = [
-            (_key(column.spec.name), _row_encoder(column, chunk, start, stop, inf_nan)) for column in chunk.columns
-        ]
-        for row in range(start, stop):
-            line = _line(chunk, row, number, inf_nan, columns)
+        for line in _block_lines(chunk, start, stop, number, inf_nan):
             lines.append(line)
             size += len(line)
             if size >= _FLUSH_BYTES:
@@ -49,10 +45,17 @@ def encode_rows(chunk: Chunk, number: int, inf_nan: InfNan, chunk_rows: int | No
 
 
 def _blocks(chunk: Chunk, chunk_rows: int | None) -> Iterator[tuple[int, int]]:
-    widest = max((column.row_bytes for column in chunk.columns), default=0)
-    rows = chunk_rows or max(1, _BLOCK_BYTES // max(1, widest))
+    row_bytes = sum(column.row_bytes for column in chunk.columns)
+    rows = chunk_rows or max(1, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, len(chunk), rows):
         yield start, min(start + rows, len(chunk))
+
+
+def _block_lines(chunk: Chunk, start: int, stop: int, number: int, inf_nan: InfNan) -> Iterator[bytes]:
+    """The lines of some rows; what was converted for them goes when they are done, before the next block comes."""
+    columns = [(_key(column.spec.name), _row_encoder(column, chunk, start, stop, inf_nan)) for column in chunk.columns]
+    for row in range(start, stop):
+        yield _line(chunk, row, number, inf_nan, columns)
 
 
 def _line(chunk: Chunk, row: int, number: int, inf_nan: InfNan, columns: list[tuple[bytes, _RowEncoder]]) -> bytes:

@@ -44,7 +44,7 @@ class TrainDataDump:
         shard_id: This writer's name among those of a step: 1 to 128 of `A-Z a-z 0-9 . _ -`.
         inf_nan: How NaN and infinities are written: "constants" (`NaN`, `Infinity`, `-Infinity`, which Python's json
             reads back), "strings" (the same in quotes), or "null" (strict JSON that loses which it was).
-        chunk_rows: Rows that come off a device, or are converted, at a time; None for what 8 MiB hold.
+        chunk_rows: Rows that come off a device, or are converted, at a time; None for what 1 MiB holds.
         queue_bytes: None writes in the caller's thread. A number hands chunks over to a background thread, copied;
             while so many bytes wait, `add_chunk` blocks.
         keep_last: How many published steps stay in the folder; None for all. Older ones go after a publication.

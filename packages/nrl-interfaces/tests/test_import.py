@@ -1,0 +1,34 @@
+"""What importing the package costs and brings."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("tensordict", "ray", "transformers", "megatron", "pytest", "hypothesis")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "nrl_interfaces",
+        *(f"nrl_interfaces.{m}" for m in ("publish", "identity", "batch", "packed", "layout", "metrics")),
+    ],
+)
+def test_no_heavy_package_comes_along(module: str) -> None:
+    loaded = run(f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))").split()
+    assert not set(HEAVY) & set(loaded)
+
+
+def test_beyond_torch_the_package_is_small() -> None:
+    """A count of modules, not of seconds: those stand in the benchmarks."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import nrl_interfaces.batch, nrl_interfaces.publish,"
+        "nrl_interfaces.identity, nrl_interfaces.metrics; print(*(set(sys.modules) - before))"
+    )
+    others = [name for name in run(code).split() if not name.startswith("nrl_interfaces")]
+    assert len(others) < 15, others
