@@ -149,6 +149,19 @@ def test_non_finite_words_stand_where_the_numbers_stood(dtype) -> None:
     assert encode_array(array[:0], "constants") == b"[]"
 
 
+@pytest.mark.parametrize("kind", ["sequences", "scalars"])
+def test_the_one_float32_whose_shortest_decimal_misleads_a_double(chunk, kind: str) -> None:
+    odd = torch.tensor(0x15AE43FD, dtype=torch.int32).view(torch.float32)
+    column = torch.stack([odd, -odd]) if kind == "scalars" else torch.stack([odd, -odd]).reshape(2, 1)
+    for inf_nan in ("constants", "strings", "null"):
+        given = chunk(2, input_lengths=torch.ones(2, dtype=torch.int64), sequences={}, scalars={}) | {
+            kind: {"x": column}
+        }
+        rows = [json.loads(line)["x"] for line in lines_of(inf_nan=inf_nan, **given)]
+        back = torch.tensor(rows, dtype=torch.float64).float().reshape(column.shape)
+        assert torch.equal(back.view(torch.int32), column.view(torch.int32))
+
+
 def test_column_names_of_any_kind_are_escaped(chunk) -> None:
     name = 'quote " back \\ line \u2028 null'
     [line] = lines_of(**chunk(1, sequences={}, scalars={name: torch.tensor([float("nan")])}))

@@ -131,31 +131,35 @@ class PartReader:
         last_byte = 0
         with self._files.part(self._shard_id).open("rb", buffering=0) as file:
             while size := file.readinto(buffer):
-                pieces = list(self._number(buffer, size, last_byte))
+                pieces = self._number(buffer, size, last_byte)
                 last_byte = buffer[size - 1]
                 yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if not self._row_begins:
             raise self._torn("is torn: the part ends in the middle of it")
 
-    def _number(self, buffer: bytearray, size: int, byte_before: int) -> Iterator[Buffer]:
+    def _number(self, buffer: bytearray, size: int, byte_before: int) -> list[Buffer]:
         """The first `size` bytes of the buffer, in pieces, each row's brace replaced by one with its `idx`."""
         view = memoryview(buffer)
+        pieces: list[Buffer] = []
         at = 0
         while at < size:
             if self._row_begins:
                 if buffer[at] != _BRACE:
                     raise self._torn("is not a row")
-                yield b'{"idx":%d,' % self.next_idx
+                pieces.append(b'{"idx":%d,' % self.next_idx)
                 at += 1
             newline = buffer.find(b"\n", at, size)
-            self._row_begins = newline >= 0
-            end = newline + 1 if self._row_begins else size
-            if self._row_begins:
-                if (buffer[newline - 1] if newline else byte_before) != _CLOSING_BRACE:
-                    raise self._torn("is torn: it does not end with a brace")
-                self.next_idx += 1
-            yield view[at:end]
-            at = end
+            if newline < 0:
+                self._row_begins = False
+                pieces.append(view[at:size])
+                break
+            if (buffer[newline - 1] if newline else byte_before) != _CLOSING_BRACE:
+                raise self._torn("is torn: it does not end with a brace")
+            self._row_begins = True
+            self.next_idx += 1
+            pieces.append(view[at : newline + 1])
+            at = newline + 1
+        return pieces
 
     def _torn(self, why: str) -> TornPartError:
         name = self._files.part(self._shard_id).name
