@@ -367,7 +367,7 @@ def rows_of(tensor: torch.Tensor, lengths: list[int] | None) -> list[torch.Tenso
     return rows if lengths is None else [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(chunks())
 def test_any_chunks_come_back(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[InfNan, list[dict[str, Any]]]

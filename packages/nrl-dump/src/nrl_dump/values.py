@@ -26,10 +26,10 @@ def to_array(spec: ColumnSpec, value: Any) -> Array:
     Every way of writing NaN and infinities is read: Python's float takes the words that `inf_nan="strings"` writes,
     and null becomes NaN.
 
-    A decimal goes to double and from there to float32, float16 and what numpy lacks by way of float32. The writer
-    gives each value's shortest decimal that float32 reads back (a double's for float64); rounding that to a double
-    first moves it by far less than half a step of float32, and everything narrower is a float32 exactly, so its last
-    conversion rounds nothing.
+    A decimal goes to double first, and from there to float32; what is narrower goes by way of float32 or is rounded
+    from the double at once. The writer spells float64 so that a double, and all others so that a float32 by way of a
+    double reads back the same (of all float32 one misleads the shortest spelling; see `rows`). Every float16,
+    bfloat16 and float8 is a float32, so its last conversion rounds nothing.
 
     Raises:
         ValueError: The value is not a row of such a column.
