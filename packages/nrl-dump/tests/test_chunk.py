@@ -37,6 +37,10 @@ REFUSED = {
     ),
     "a sequence with other rows": ({"sequences": {"t": A([[1]])}}, r"column 't' is .* \[1, 1\]: 2 rows are needed"),
     "a jagged column with other rows": ({"scalars": {"j": nested([1])}}, "column 'j' has 1 rows: 2 are needed"),
+    "a column jagged elsewhere": (
+        {"scalars": {"j": torch.nested.nested_tensor([torch.ones(2, 1), torch.ones(2, 3)], layout=torch.jagged)}},
+        "column 'j' is jagged in another dimension than its second",
+    ),
     "a sequence of 1-D": ({"sequences": {"t": A([1, 2])}}, r"sequence 't' is .* \[2\]: \[rows, length\] is needed"),
     "a scalar of 0-D": ({"scalars": {"r": A(1)}}, r"column 'r' is .* \[\]: 2 rows are needed"),
     "a column that is no tensor": ({"scalars": {"r": [1, 2]}}, "column 'r' is a list: a tensor is needed"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from nrl_interfaces.layout import ragged_dim
 
 from nrl_dump.columns import DTYPES, RESERVED, ColumnSpec, InfNan, Kind, StepColumns
 from nrl_dump.tags import check_text, encode_tag
@@ -213,7 +214,7 @@ def _check_nested(what: str, tensor: torch.Tensor, rows: int, spec: ColumnSpec) 
         raise ValueError(f"{what} has {tensor.size(0)} rows: {rows} are needed, one a sample id")
     if tensor.layout is not torch.jagged:
         return _from_rows(what, list(tensor.detach().unbind()), tensor, spec)
-    if not isinstance(tensor.shape[1], torch.SymInt):
+    if ragged_dim(tensor) != 1:
         raise ValueError(f"{what} is jagged in another dimension than its second: transpose it")
     jagged: Any = tensor.detach()  # torch's stubs have no nested tensors
     values: torch.Tensor = jagged.values()

@@ -155,7 +155,7 @@ def check_pad_value(value: float, dtype: torch.dtype, what: str) -> None:
     Traceback (most recent call last):
     ValueError: pad_value is -1; allowed: what torch.uint8 holds, 0 to 255
     """
-    if not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(value, int | float):
         raise ValueError(f"{what} is {value!r}; allowed: an int, a float or a bool")
     if dtype.is_floating_point or dtype.is_complex:
         holds, allowed = _float_holds(value, dtype), "values in its range"

@@ -266,7 +266,7 @@ def _outside(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
 
 def _checked(segment: torch.Tensor, template: torch.Tensor | None, dim: int, where: str) -> torch.Tensor:
     """Refuse a segment that doesn't fit; give the template to check the next one by."""
-    if not isinstance(segment, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(segment, torch.Tensor):
         raise TypeError(f"{where} holds a {type(segment).__name__}; allowed: tensors, lists of tensors, or None")
     if segment.layout != torch.strided or segment.is_nested or segment.ndim <= dim:
         raise ValueError(
