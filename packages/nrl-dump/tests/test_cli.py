@@ -426,7 +426,7 @@ def test_convert_gives_plain_columns_of_the_types_written(tmp_path: Path, comman
         "step": 1,
         "sample_id": "b",
         "input_lengths": 0,
-        "metadata": "{}",
+        "metadata": '{"x": NaN}',
         "t": [],
         "h": [],
         "bf": INF,

@@ -30,9 +30,9 @@ def write_parquet(
 ) -> Manifest:
     """Write a step as Parquet; the target appears whole, in place of what was there.
 
-    A row has `idx`, `step`, `sample_id`, `input_lengths`, `metadata` (the tags as a JSON string, NaN as the step has it)
-    and the columns, none of them in a list of one. Types are the columns' own; bfloat16 and float8, which Parquet lacks, are float32.
-    Each field's metadata names the dtype that was written.
+    A row has `idx`, `step`, `sample_id`, `input_lengths`, `metadata` (the tags as a JSON string, NaN as the step has
+    it) and the columns, none of them in a list of one. Types are the columns' own; bfloat16 and float8, which Parquet
+    lacks, are float32. Each field's metadata names the dtype that was written.
 
     Args:
         path: The published file, with its manifest beside it.
