@@ -360,8 +360,9 @@ class DumpPool:
         if self._closed:
             raise RuntimeError(f"the pool of {self._folder} is closed: make a new one")
         for known in list(self._steps.values()):
-            if known.publication is not None and known.publication.done():
-                if known.publication.exception() is None:
+            publication = known.publication
+            if publication is not None and publication.done():
+                if not publication.cancelled() and publication.exception() is None:
                     del self._steps[known.step]
                 known.publication = None
         self._controller.flush(0)  # has no rows, and raises what went wrong in a publication
@@ -373,8 +374,10 @@ class DumpPool:
     def _close_shard(self, shard: str) -> None:
         writer = self._writers[shard]
         try:
-            self._settle(shard, lambda: True)
-            writer.result(writer.call("close"))
+            try:
+                self._settle(shard, lambda: True)
+            finally:
+                writer.result(writer.call("close"))
         except ShardDiedError:
             if any(known.rows_given(shard) for known in self._steps.values()):
                 raise
