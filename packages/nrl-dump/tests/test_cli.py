@@ -202,7 +202,7 @@ def test_show_takes_a_folders_newest_step_or_the_one_named(tmp_path: Path, comma
     leave_parts(tmp_path, 10)
     assert command.lines("show", tmp_path, "--limit", 1, "--idx", 0)[0]["step"] == 10
     assert command.lines("show", tmp_path, "--step", 2, "--idx", 0)[0]["step"] == 2
-    assert "interrupted" in command("show", tmp_path, "--step", 11, code=1)
+    assert "is not published" in command("show", tmp_path, "--step", 11, code=1)
     assert "--step 1 goes with a folder" in command("show", find_step(tmp_path, 1), "--step", 1, code=1)
     with pytest.raises(FileNotFoundError, match="no published step"):
         find_step(Path(__file__).parent, None)

@@ -14,6 +14,7 @@ from nrl_dump import (
     FolderInUseError,
     InterruptedStepError,
     Manifest,
+    NotPublishedError,
     StepIncompleteError,
     TornPartError,
     TrainDataDump,
@@ -310,6 +311,8 @@ def test_what_waiting_can_not_mend_is_refused_at_once(tmp_path: Path, chunk) -> 
         ({"expected_rows": -1}, "expected_rows is -1"),
         ({"expected_rows": True}, "expected_rows is True"),
         ({"expected_rows": 2.0}, "expected_rows is 2.0"),
+        ({"shard_ids": []}, "shard_ids is empty"),
+        ({"shard_ids": "01"}, "shard_ids is '01'"),
         ({"shard_ids": ["../x"]}, "shard_id is '../x'"),
         ({"visibility_timeout_s": -1}, "visibility_timeout_s is -1"),
         ({"visibility_timeout_s": float("nan")}, "visibility_timeout_s is nan"),
@@ -407,8 +410,13 @@ def test_verify_tells_whole_from_interrupted_from_damaged(tmp_path: Path, chunk)
     with pytest.raises(FileNotFoundError, match="is not there, nor any part"):
         verify(path)
     write(tmp_path, "0", chunk(2))
+    with pytest.raises(NotPublishedError, match=r"parts of the shards \['0'\] are there; finish_step\(1\) publishes") as parts:
+        verify(path)
+    assert str(pickle.loads(pickle.dumps(parts.value))) == str(parts.value)
+    (tmp_path / f"{DATA}.partial").touch()
     with pytest.raises(InterruptedStepError, match=r"call finish_step\(1\) again"):
         verify(path)
+    (tmp_path / f"{DATA}.partial").unlink()
     parts = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     TrainDataDump(tmp_path).finish_step(1)
     whole = path.read_bytes()

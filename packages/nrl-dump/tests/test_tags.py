@@ -79,6 +79,7 @@ def test_numpy_scalars_and_0d_tensors_are_numbers() -> None:
         (np.array([1]), "tags.k"),
         (np.datetime64("2020-01-01"), "tags.k"),
         (torch.tensor([1]), "tags.k"),
+        ({"n": [10**5000]}, r"tags.k.n\[0\]"),
         ({3: "x"}, "key of tags.k"),
         ("\ud800", "tags.k"),
         ({"\udfff": 1}, "key of tags.k"),

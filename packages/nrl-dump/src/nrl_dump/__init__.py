@@ -2,7 +2,7 @@
 
 from nrl_interfaces.ownership import FolderInUseError
 
-from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, verify
+from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, NotPublishedError, verify
 from nrl_dump.merge import StepIncompleteError, TornPartError
 from nrl_dump.reader import read_step, read_tensors
 from nrl_dump.writer import TrainDataDump
@@ -14,6 +14,7 @@ __all__ = [
     "FolderInUseError",
     "InterruptedStepError",
     "Manifest",
+    "NotPublishedError",
     "StepIncompleteError",
     "TornPartError",
     "TrainDataDump",

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import xxhash
+from nrl_interfaces.publish import partial_path
 
 from nrl_dump.columns import FORMAT_VERSION, StepColumns, check_format
 from nrl_dump.names import StepFiles
@@ -51,6 +52,29 @@ class InterruptedStepError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[InterruptedStepError], tuple[Path, int, str]]:
         return type(self), (self.path, self.step, self.reason)
+
+
+class NotPublishedError(FileNotFoundError):
+    """Raised when a step is not published and nobody has tried to.
+
+    Attributes:
+        path: Where it would be.
+        step: The trainer's step.
+        shard_ids: The shards that have parts of it there.
+    """
+
+    def __init__(self, path: Path, step: int, shard_ids: list[str]) -> None:
+        self.path = path
+        self.step = step
+        self.shard_ids = shard_ids
+        if shard_ids:
+            what = f"is not published: parts of the shards {shard_ids} are there; finish_step({step}) publishes them"
+        else:
+            what = "is not there, nor any part of that step"
+        super().__init__(f"{path} {what}")
+
+    def __reduce__(self) -> tuple[type[NotPublishedError], tuple[Path, int, list[str]]]:
+        return type(self), (self.path, self.step, self.shard_ids)
 
 
 @dataclass(frozen=True)
@@ -153,7 +177,7 @@ def verify(path: str | Path) -> Manifest:
         path: The published file, `train_data_step<N>.jsonl`.
 
     Raises:
-        FileNotFoundError: Neither the file nor anything else of the step is there.
+        NotPublishedError: A FileNotFoundError: the step is not there, or only in parts.
         InterruptedStepError: A publication did not come to its end; `finish_step` again mends it.
         DamagedStepError: File and manifest disagree and there is nothing to mend it from.
         ValueError: The path does not name a published step.
@@ -170,8 +194,8 @@ def check_size(files: StepFiles) -> Manifest:
     """The cheap half of `verify`: manifest and file are there and the size fits."""
     manifest = read_manifest(files)
     if not files.data.exists():
-        if manifest is None and not files.leftovers():
-            raise FileNotFoundError(f"{files.data} is not there, nor any part of that step")
+        if manifest is None and not partial_path(files.data).exists():
+            raise NotPublishedError(files.data, files.step, files.find_shards())
         raise _disagreement(files, "the file is not there")
     if manifest is None:
         raise DamagedStepError(files.data, f"{files.manifest.name} is not there")

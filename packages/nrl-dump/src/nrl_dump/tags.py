@@ -83,8 +83,7 @@ class _Walk:
         if isinstance(value, str):
             return str(check_text(value, f"{path} of sample {self._sample_id!r}"))
         if isinstance(value, int):
-            self.beyond_orjson |= not _SMALLEST <= value <= _LARGEST
-            return int(value)
+            return self._integer(int(value), path)
         if isinstance(value, float):
             return self._float(float(value))
         if isinstance(value, (list, tuple)):
@@ -98,6 +97,19 @@ class _Walk:
         if isinstance(value, torch.Tensor) and value.dim() > 0:
             raise self._refused(value, path, "of tensors only 0-d ones are allowed; give .tolist()")
         return value.item()
+
+    def _integer(self, value: int, path: str) -> int:
+        if not _SMALLEST <= value <= _LARGEST:
+            self.beyond_orjson = True
+            try:
+                str(value)
+            except ValueError:  # Python's own limit, for its json as for everything
+                what = f"{path} of sample {self._sample_id!r}"
+                raise ValueError(
+                    f"{what} is an integer of {value.bit_length()} bits: Python writes no longer ones than"
+                    f" sys.set_int_max_str_digits says"
+                ) from None
+        return value
 
     def _float(self, value: float) -> float | str | None:
         if math.isfinite(value):

@@ -300,6 +300,9 @@ class TrainDataDump:
             raise ValueError(f"expected_rows is {expected_rows!r}: a whole number from 0, or None, is needed")
         if not timeout_s >= 0 or math.isinf(timeout_s):
             raise ValueError(f"visibility_timeout_s is {timeout_s!r}: seconds from 0 are needed")
+        if shard_ids is not None and (not shard_ids or isinstance(shard_ids, str)):
+            shown = repr(shard_ids) if shard_ids else "empty"
+            raise ValueError(f"shard_ids is {shown}: a list of one id or more, or None, is needed")
         ids = None if shard_ids is None else [check_shard_id(shard_id) for shard_id in shard_ids]
         self.flush(step)
         return functools.partial(self._publisher.publish, files, expected_rows, ids, timeout_s)

@@ -11,7 +11,7 @@ from typing import Any
 from nrl_interfaces.fileops import FileOps
 
 from nrl_dump.columns import StepColumns
-from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, check_size
+from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, NotPublishedError, check_size
 from nrl_dump.names import StepFiles, published_steps, unpublished_steps
 from nrl_dump.publication import prune
 
@@ -127,13 +127,12 @@ def look_at(files: StepFiles) -> tuple[StepState, Manifest | None]:
     try:
         return StepState.PUBLISHED, check_size(files)
     except InterruptedStepError:
-        begun = files.manifest.exists() or files.data.with_name(files.data.name + ".partial").exists()
-        return (StepState.INTERRUPTED if begun else StepState.UNPUBLISHED), None
+        return StepState.INTERRUPTED, None
     except DamagedStepError:
         lost = files.data.exists() and not files.manifest.exists()
         return (StepState.NO_MANIFEST if lost else StepState.DAMAGED), None
-    except FileNotFoundError:
-        return StepState.MISSING, None
+    except NotPublishedError as error:
+        return (StepState.UNPUBLISHED if error.shard_ids else StepState.MISSING), None
 
 
 def _columns_of_parts(files: StepFiles, parts: list[str]) -> StepColumns | None:
