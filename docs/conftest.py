@@ -30,7 +30,7 @@ COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<output>(?:(?!\$ ).*\n?)*)", re.M
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a page starts Ray, which would write a token into the home folder
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
     torch.set_num_threads(1)  # pages fork, and a forked child would hang in its first parallel operation
     # Python 3.12 warns of a fork wherever any library has a thread.
     config.addinivalue_line("filterwarnings", "ignore:This process .* is multi-threaded:DeprecationWarning")
