@@ -25,9 +25,8 @@ import ray
 import torch
 from library_questions import read_questions, train_tokenizer
 from little_policy import LittlePolicy, learn, roll_out, teach
-from nrl_dump import verify
+from nrl_dump import read_step, read_tensors, verify
 from nrl_dump.pool import DumpPool, ShardDiedError
-from nrl_dump.reader import read_step, read_tensors
 from nrl_interfaces.batch import BatchedDataDict
 from nrl_interfaces.layout import to_jagged
 from tqdm import tqdm
@@ -92,7 +91,7 @@ def main() -> int:
 
 # ---- One step ----
 
-HEADING = "step  rows  tokens  mean reward    MB   dump s  publish s  verified  what happened"
+HEADING = "step  rows  tokens  mean reward    MB  dump s  publish ms  verified  what happened"
 
 
 def dump_and_check(pool: DumpPool, folder: Path, batch: BatchedDataDict[dict], step: int) -> str:
@@ -108,8 +107,8 @@ def dump_and_check(pool: DumpPool, folder: Path, batch: BatchedDataDict[dict], s
     check(verify(path) == manifest, f"{path} is not what was published")
     compare(path, batch)
     numbers = f"{step + 1:4}  {manifest.rows:4}  {int(batch['input_lengths'].sum()):6}  {batch['reward'].mean():11.3f}"
-    seconds = f"{dumped - began:7.2f}  {published - dumped:9.2f}"
-    return f"{numbers}  {manifest.bytes / 1e6:4.2f}  {seconds}  {'yes':8}  {happened}"
+    times = f"{dumped - began:6.2f}  {1e3 * (published - dumped):10.1f}"
+    return f"{numbers}  {manifest.bytes / 1e6:4.2f}  {times}  {'yes':8}  {happened}"
 
 
 def dump(pool: DumpPool, batch: BatchedDataDict[dict], step: int, kill_at: int | None) -> str:
