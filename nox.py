@@ -106,6 +106,9 @@ nox.options.sessions = ["lint", "types", "tests", "wheels", "integration"]
 # Imports cost three times more without bytecode. Compiling it at installation costs more than it saves.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Not session.create_tmp(): it sets TMPDIR, and below a long TMPDIR the paths of Ray's sockets are too long for them.
+SCRATCH = ROOT / ".nox" / "scratch"
+
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 
 
@@ -142,7 +145,8 @@ def tests(session: nox.Session, package: str) -> None:
 @each_package
 def wheels(session: nox.Session, package: str) -> None:
     """Import a package's wheel in a clean environment, then run the sdist's quick tests against the wheel."""
-    wheel, module, scratch = build(session, package), package.replace("-", "_"), Path(session.create_tmp())
+    wheel, module, scratch = build(session, package), package.replace("-", "_"), SCRATCH / package
+    scratch.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
     if missing := [name for name in ("/py.typed", "/licenses/LICENSE") if not any(f.endswith(name) for f in files)]:
@@ -228,7 +232,8 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run packages/*/benchmarks/bench_*.py and write the Markdown that they print to docs/benchmarks.md."""
     install(session, *PACKAGES, tools=["bench"])
-    draft = Path(session.create_tmp(), "benchmarks.md")
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    draft = SCRATCH / "benchmarks.md"
     with draft.open("w") as page:
         page.write(f"# Benchmarks\n\n{conditions(session)}\n")
         for script in sorted(ROOT.glob("packages/*/benchmarks/bench_*.py")):

@@ -5,11 +5,13 @@ The invariant: the published file is absent, old in full, or new in full, and a 
 
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nrl_dump import StepIncompleteError, TrainDataDump, verify
+from nrl_dump import InterruptedStepError, StepIncompleteError, TrainDataDump, read_tensors, verify
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.testing.faults import FailingOps, KillingOps, operations, run_in_child
 
@@ -57,10 +59,23 @@ def state(folder: Path, read_rows) -> str:
     raise AssertionError(f"torn: {ids}")
 
 
+def check_discard(folder: Path, read_rows, before: str) -> None:
+    """Whoever goes on without the step keeps what is published, old or new, and can read it."""
+    published = state(folder, read_rows)
+    assert published in {before, "new"}
+    TrainDataDump(folder).discard_step(1)
+    assert state(folder, read_rows) == published
+    if published == "absent":
+        assert not list(folder.iterdir())
+    else:
+        assert verify(folder / DATA).rows == (6 if published == "old" else 9)
+        assert len(read_tensors(folder / DATA)["r"]) == verify(folder / DATA).rows
+        assert sorted(path.name for path in folder.iterdir()) == [DATA, "train_data_step2.manifest.json"]
+
+
 def check_retry(folder: Path, chunk, read_rows, before: str) -> None:
     """Whatever was left, calling again ends whole, and so does writing the step again."""
-    old = "old" if before == "old" else "absent"
-    assert state(folder, read_rows) in {old, "new"}
+    assert state(folder, read_rows) in {before, "new"}
     if list(folder.glob("*.part-*")):
         finish(folder)
         assert state(folder, read_rows) == "new"
@@ -75,7 +90,8 @@ def check_retry(folder: Path, chunk, read_rows, before: str) -> None:
     assert verify(folder / DATA).rows == 9
 
 
-def test_finish_step_killed_at_every_operation(prepared, chunk, read_rows) -> None:
+@pytest.mark.parametrize("afterwards", ["finish again", "discard"])
+def test_finish_step_killed_at_every_operation(prepared, chunk, read_rows, afterwards: str) -> None:
     names = operations(lambda ops: finish(prepared(), ops))
     assert {"open", "write", "fsync", "rename", "fsync_folder", "unlink"} <= set(names)
     moments = [(at, moment) for at in range(len(names)) for moment in ("before", "during", "after")]
@@ -85,11 +101,15 @@ def test_finish_step_killed_at_every_operation(prepared, chunk, read_rows) -> No
         folder = prepared()
         before = state(folder, read_rows)
         assert run_in_child(lambda: finish(folder, KillingOps(at, moment))) == KILLED  # noqa: B023 - runs now
-        check_retry(folder, chunk, read_rows, before)
+        if afterwards == "discard":
+            check_discard(folder, read_rows, before)
+        else:
+            check_retry(folder, chunk, read_rows, before)
 
 
+@pytest.mark.parametrize("afterwards", ["finish again", "discard"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_finish_step_failing_at_every_operation(prepared, chunk, read_rows, code: int) -> None:
+def test_finish_step_failing_at_every_operation(prepared, chunk, read_rows, code: int, afterwards: str) -> None:
     names = operations(lambda ops: finish(prepared(), ops))
     for at in range(len(names)):
         folder = prepared()
@@ -99,7 +119,10 @@ def test_finish_step_failing_at_every_operation(prepared, chunk, read_rows, code
             finish(folder, ops)
         assert ops.failed == names[at]
         assert not list(folder.glob("*.partial"))
-        check_retry(folder, chunk, read_rows, before)
+        if afterwards == "discard":
+            check_discard(folder, read_rows, before)
+        else:
+            check_retry(folder, chunk, read_rows, before)
 
 
 def add_chunks(folder: Path, chunk, ops: FileOps | None = None) -> TrainDataDump:
@@ -247,3 +270,31 @@ def test_keep_last_killed_at_every_operation(tmp_path: Path, chunk) -> None:
             "train_data_step4.jsonl",
             "train_data_step4.manifest.json",
         ]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_manifest_ahead_of_its_file_is_seen_and_withdrawn(tmp_path: Path, chunk, read_rows, same_size: bool) -> None:
+    with TrainDataDump(tmp_path) as dump:
+        dump.add_chunk(**chunk(2, prefix="old"))
+        old = dump.finish_step(1)
+        dump.add_chunk(**chunk(2, prefix="new" if same_size else "another"))
+        second_rename = [
+            i for i, name in enumerate(operations(lambda ops: publish_copy(tmp_path, ops))) if name == "rename"
+        ][1]
+    assert (
+        run_in_child(lambda: TrainDataDump(tmp_path, file_ops=KillingOps(second_rename, "before")).finish_step(1))
+        == KILLED
+    )
+    for read in (verify, read_tensors):
+        with pytest.raises(InterruptedStepError, match=r"call finish_step\(1\) again"):
+            read(tmp_path / DATA)
+    TrainDataDump(tmp_path).discard_step(1)
+    assert verify(tmp_path / DATA) == old
+    assert [row["sample_id"][0] for row in read_rows(tmp_path / DATA)] == ["old0", "old1"]
+
+
+def publish_copy(folder: Path, ops: FileOps) -> None:
+    """What `finish_step` does in a copy of the folder, for its operations."""
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        TrainDataDump(copy, file_ops=ops).finish_step(1)

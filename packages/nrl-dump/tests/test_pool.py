@@ -33,7 +33,7 @@ def cluster() -> Iterator[None]:
             object_store_memory=100 * 2**20,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
+            _node_ip_address="127.0.0.2",  # loopback; Ray takes 127.0.0.1 for the address of the machine
         )
         yield
         ray.shutdown()

@@ -3,7 +3,7 @@
 from nrl_interfaces.ownership import FolderInUseError
 
 from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, NotPublishedError, verify
-from nrl_dump.merge import StepIncompleteError, TornPartError
+from nrl_dump.merge import StepIncompleteError, StepNotThereError, TornPartError
 from nrl_dump.reader import read_step, read_tensors
 from nrl_dump.writer import TrainDataDump
 
@@ -16,6 +16,7 @@ __all__ = [
     "Manifest",
     "NotPublishedError",
     "StepIncompleteError",
+    "StepNotThereError",
     "TornPartError",
     "TrainDataDump",
     "read_step",

@@ -1,4 +1,4 @@
-"""What a crash leaves after a step was published: parts whose rows stand in the published file already.
+"""What a crash leaves of a publication: parts whose rows stand in the published file already, a manifest too early.
 
 Column files are taken away before parts, so a part without one is the mark of a crash in between; a part with one is
 told by the attempt that its column file and the manifest name. Both only count where the rows are the published ones,
@@ -8,12 +8,13 @@ byte for byte.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from nrl_interfaces.fileops import FileOps
-from nrl_interfaces.publish import remove
+from nrl_interfaces.publish import publish, remove
 
 from nrl_dump.columns import StepColumns
-from nrl_dump.manifest import DamagedStepError, InterruptedStepError, Manifest, ShardEntry, check_size
+from nrl_dump.manifest import DamagedStepError, Manifest, ShardEntry, held_by_file, read_manifest
 from nrl_dump.merge import PartReader, StepNotThereError, TornPartError
 from nrl_dump.names import StepFiles
 
@@ -31,7 +32,7 @@ def end_interrupted_cleanup(files: StepFiles, ops: FileOps) -> Manifest | None:
     Raises:
         StepNotThereError: Parts without a column file are there that are not what is published.
     """
-    manifest = _published(files)
+    manifest = published_manifest(files)
     if manifest is None:
         return None
     found = files.find_shards()
@@ -50,11 +51,27 @@ def end_interrupted_cleanup(files: StepFiles, ops: FileOps) -> Manifest | None:
     return manifest if published and published == found else None
 
 
-def _published(files: StepFiles) -> Manifest | None:
+def published_manifest(files: StepFiles) -> Manifest | None:
+    """The manifest of what is published of a step, None if nothing is, or nothing that a manifest fits."""
     try:
-        return check_size(files)
-    except (FileNotFoundError, DamagedStepError, InterruptedStepError):
+        manifest = read_manifest(files)
+        return manifest and held_by_file(files, manifest)
+    except (FileNotFoundError, DamagedStepError):
         return None
+
+
+def withdraw_manifest(files: StepFiles, ops: FileOps) -> list[Path]:
+    """Take back a manifest whose file never followed, so that what is published can do without the parts.
+
+    Returns:
+        The manifest's path if it was of a step that was never published, and went.
+    """
+    held = published_manifest(files)
+    if held is None and not files.data.exists():
+        return remove([files.manifest], ops)
+    if held is not None and held != read_manifest(files):
+        publish(files.manifest, held.to_bytes(), ops)
+    return []
 
 
 def _is_published(files: StepFiles, manifest: Manifest, shard: ShardEntry) -> bool:

@@ -105,6 +105,8 @@ class Manifest:
         xxh3_128: Digest of the file, as hex.
         columns: Dtypes, kinds and settings of the rows.
         shards: In the order of the rows.
+        replaces: What the step held when this was published over it. Should a crash keep the file from following its
+            manifest, this still tells what the file is.
     """
 
     number: int
@@ -113,9 +115,14 @@ class Manifest:
     xxh3_128: str
     columns: StepColumns
     shards: tuple[ShardEntry, ...]
+    replaces: Manifest | None = None
 
     def to_bytes(self) -> bytes:
         """The manifest file's content."""
+        return orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain data."""
         data = {
             "format": _FORMAT,
             "format_version": FORMAT_VERSION,
@@ -126,7 +133,7 @@ class Manifest:
             **self.columns.settings(),
             "shards": [vars(shard) for shard in self.shards],
         }
-        return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return data | ({"replaces": self.replaces.to_json()} if self.replaces else {})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
@@ -136,13 +143,18 @@ class Manifest:
             ValueError: The content is damaged, foreign, or of a newer format.
         """
         try:
-            data: Mapping[str, Any] = orjson.loads(content)
-            check_format(data, _FORMAT)
-            columns = StepColumns.from_settings(data)
-            shards = tuple(ShardEntry(**shard) for shard in data["shards"])
-            return cls(data["step"], data["rows"], data["bytes"], data["xxh3_128"], columns, shards)
+            return cls.from_json(orjson.loads(content))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error!r}") from error
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
+        """The inverse of `to_json`; KeyError, TypeError, AttributeError or ValueError if it is not that."""
+        check_format(data, _FORMAT)
+        columns = StepColumns.from_settings(data)
+        shards = tuple(ShardEntry(**shard) for shard in data["shards"])
+        replaces = cls.from_json(data["replaces"]) if "replaces" in data else None
+        return cls(data["step"], data["rows"], data["bytes"], data["xxh3_128"], columns, shards, replaces)
 
 
 def read_manifest(files: StepFiles) -> Manifest | None:
@@ -198,11 +210,20 @@ def check_size(files: StepFiles) -> Manifest:
             raise NotPublishedError(files.data, files.step, files.find_shards())
         raise _disagreement(files, "the file is not there")
     if manifest is None:
-        raise DamagedStepError(files.data, f"{files.manifest.name} is not there")
-    size = files.data.stat().st_size
-    if size != manifest.bytes:
-        raise _disagreement(files, f"{size} bytes are not {manifest.bytes}")
+        raise _disagreement(files, f"{files.manifest.name} is not there")
+    if held_by_file(files, manifest) is not manifest:
+        raise _disagreement(files, f"{files.data.stat().st_size} bytes are not the {manifest.bytes} of its manifest")
     return manifest
+
+
+def held_by_file(files: StepFiles, manifest: Manifest) -> Manifest | None:
+    """Which of a manifest and the one that it replaces the file is, by its size; None if neither."""
+    size = files.data.stat().st_size
+    fitting = [one for one in (manifest, manifest.replaces) if one is not None and one.bytes == size]
+    if len(fitting) == 2:  # the same size is no proof then
+        digest = digest_of(files.data)[1]
+        fitting = [one for one in fitting if one.xxh3_128 == digest]
+    return fitting[0] if fitting else None
 
 
 def _disagreement(files: StepFiles, reason: str) -> DamagedStepError | InterruptedStepError:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.metrics import Metrics, emit
 from nrl_interfaces.publish import remove, stage
 
-from nrl_dump.leftovers import end_interrupted_cleanup, take_away
+from nrl_dump.leftovers import end_interrupted_cleanup, published_manifest, take_away, withdraw_manifest
 from nrl_dump.manifest import Manifest
 from nrl_dump.merge import StepIncompleteError, StepNotThereError, merge, read_columns
 from nrl_dump.names import StepFiles, described_steps, published_steps, shard_order
@@ -70,7 +70,8 @@ class Publisher:
 
     def discard(self, files: StepFiles) -> list[str]:
         """Remove what is unpublished of a step; returns the names of the files that went."""
-        return [path.name for path in remove(files.leftovers(), self.ops)]
+        gone = withdraw_manifest(files, self.ops) + remove(files.leftovers(), self.ops)
+        return [path.name for path in gone]
 
     def _attempt(self, files: StepFiles, expected_rows: int | None, wanted: list[str] | None) -> Manifest:
         done = end_interrupted_cleanup(files, self.ops)
@@ -81,6 +82,8 @@ class Publisher:
         before = _sizes(files, shard_ids)
         with stage(files.data, self.ops) as data:
             manifest = merge(files, columns, data.write)
+            if before_it := published_manifest(files):
+                manifest = replace(manifest, replaces=replace(before_it, replaces=None))
             _check_rows(files, manifest, expected_rows)
             data.seal()
             if _sizes(files, shard_ids) != before:

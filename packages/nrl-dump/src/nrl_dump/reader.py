@@ -21,8 +21,8 @@ def read_step(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     r"""Yield a step's rows, one at a time, as plain Python values just as they stand in the file.
 
     Every value but `idx` and `step` stands in a list of one. Integers are exact at any size; the words `NaN`,
-    `Infinity` and `-Infinity` are read, while strings and nulls in their place stay such. Rows end at "\n" and
-    nowhere else. A file that has no manifest, as the older logger's, is read, too.
+    `Infinity` and `-Infinity` are read, while strings and nulls in their place stay such. Rows end at `"\n"`
+    and nowhere else. A file that has no manifest, as the older logger's, is read, too.
 
     Args:
         path: The published file, `train_data_step<N>.jsonl`, or any other file of such rows.

@@ -216,7 +216,7 @@ class TrainDataDump:
         Args:
             step: The trainer's step, from 0.
             expected_rows: The sum of what the shards' `flush` returned. Checking it is what turns a pool with
-                another file system into a failure.
+                another file system into a failure, and a chunk that a killed writer left unfinished.
             shard_ids: The shards that must be there, no more and no fewer, opened by name; one that is missing or
                 short is looked at again until the time limit. None takes the parts that are there, at once.
             visibility_timeout_s: The time limit in seconds.
