@@ -424,7 +424,9 @@ def test_verify_tells_whole_from_interrupted_from_damaged(tmp_path: Path, chunk)
     whole = path.read_bytes()
 
     path.write_bytes(whole[:-1])
-    with pytest.raises(DamagedStepError, match=f"{len(whole) - 1} bytes are not the {len(whole)} of its manifest") as caught:
+    with pytest.raises(
+        DamagedStepError, match=f"{len(whole) - 1} bytes are not the {len(whole)} of its manifest"
+    ) as caught:
         verify(path)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     path.write_bytes(whole.replace(b"s0", b"sX"))
@@ -456,7 +458,7 @@ def test_a_file_without_a_manifest_is_mended_by_its_parts(tmp_path: Path, chunk)
     """As an older logger left it, or a power cut that lost one of two renames."""
     (tmp_path / DATA).write_text('{"idx": 0}\n')
     write(tmp_path, "0", chunk(2))
-    with pytest.raises(InterruptedStepError, match="manifest.json is not there"):
+    with pytest.raises(InterruptedStepError, match=r"manifest.json is not there"):
         verify(tmp_path / DATA)
     TrainDataDump(tmp_path).finish_step(1)
     assert verify(tmp_path / DATA).rows == 2
