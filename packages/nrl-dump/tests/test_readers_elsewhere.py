@@ -1,4 +1,4 @@
-"""What docs/reading-elsewhere.md recommends for other programs' readers, tried on real files."""
+"""What docs/dump/reading-elsewhere.md recommends for other programs' readers, tried on real files."""
 
 from __future__ import annotations
 
