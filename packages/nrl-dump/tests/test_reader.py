@@ -235,7 +235,7 @@ def test_a_file_that_is_not_whole_is_refused_before_the_first_row(tmp_path: Path
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     for read in (read_step, read_tensors):
-        with pytest.raises(DamagedStepError, match=f"{len(whole) - 1} bytes are not {len(whole)}"):
+        with pytest.raises(DamagedStepError, match=f"{len(whole) - 1} bytes are not the {len(whole)} of its manifest"):
             read(path)
     path.with_name("train_data_step1.jsonl.part-0").write_bytes(b"")
     with pytest.raises(InterruptedStepError, match=r"finish_step\(0\) again"):
