@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nrl_dump import FolderInUseError, TrainDataDump
+from nrl_dump import FolderInUseError, StepIncompleteError, TrainDataDump
 from nrl_interfaces import ownership
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.testing.faults import run_in_child
@@ -235,6 +235,17 @@ def test_close_flushes_every_step_and_raises_the_first_trouble_at_the_end(tmp_pa
         dump.close()
     assert ops.seen == 3
     TrainDataDump(tmp_path).add_chunk(**chunk())  # no lock is left
+
+
+def test_an_error_in_the_block_is_not_hidden_by_one_of_closing(tmp_path: Path, chunk) -> None:
+    dump = TrainDataDump(tmp_path)
+    with pytest.raises(ZeroDivisionError) as caught, dump:
+        dump.publish_in_background(7)
+        1 // 0  # noqa: B018 - for its error
+    [note] = caught.value.__notes__
+    assert note.startswith("and when the dump was closed: StepNotThereError(")
+    with pytest.raises(StepIncompleteError), TrainDataDump(tmp_path) as dump:
+        dump.publish_in_background(7)
 
 
 def test_a_dropped_dump_lets_its_part_go(tmp_path: Path, chunk) -> None:

@@ -181,10 +181,10 @@ def _check_sequence(name: str, tensor: torch.Tensor, lengths: list[int]) -> Colu
     column = _check_column(name, tensor, len(lengths), "sequence")
     if isinstance(column, DenseColumn) and column.tensor.dim() < 2:
         raise ValueError(f"sequence {name!r} is {_kind_of(tensor)}: [rows, length] is needed; is it a scalar column?")
-    for row, length in enumerate(lengths):
-        there = column.tensor.shape[1] if isinstance(column, DenseColumn) else column.lengths[row]
-        if length > there:
-            raise ValueError(f"input_lengths[{row}] is {length}, but sequence {name!r} has {there} items in that row")
+    there = column.lengths if isinstance(column, JaggedColumn) else [column.tensor.shape[1]] * len(lengths)
+    for row, (length, room) in enumerate(zip(lengths, there, strict=True)):
+        if length > room:
+            raise ValueError(f"input_lengths[{row}] is {length}, but sequence {name!r} has {room} items in that row")
     if isinstance(column, JaggedColumn):
         return replace(column, lengths=list(lengths))
     return column

@@ -26,14 +26,13 @@ RESERVED = ("idx", "step", "sample_id", "input_lengths", "metadata")
 """Keys that every row has of itself."""
 
 DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
-        *(torch.int64, torch.int32, torch.int16, torch.int8),
-        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-        torch.bool,
+    name: getattr(torch, name)
+    for name in (
+        *("float64", "float32", "float16", "bfloat16"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
     )
+    if hasattr(torch, name)  # older versions have fewer of float8
 }
 """What a column may hold, by the name that stands in manifests."""
 

@@ -127,7 +127,7 @@ def _find(files: StepFiles, wanted: list[str] | None) -> list[str]:
         raise StepNotThereError(files.step, f"there is no part of it in {files.folder}{_already(files)}")
     if wanted is None:
         return found
-    missing = [shard_id for shard_id in wanted if not files.part(shard_id).exists()]
+    missing = [shard_id for shard_id in wanted if _size(files.part(shard_id)) is None]
     if missing:
         raise StepNotThereError(
             files.step,

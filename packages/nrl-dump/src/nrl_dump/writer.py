@@ -271,7 +271,12 @@ class TrainDataDump:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as closing_error:
+            if error is None:
+                raise
+            error.add_note(f"and when the dump was closed: {closing_error!r}")
 
     def _part_path(self, step: int, shard_id: str) -> Path:
         return StepFiles.of_step(self._folder, step).part(check_shard_id(shard_id))

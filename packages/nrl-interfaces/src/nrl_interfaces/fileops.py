@@ -77,6 +77,7 @@ class OutputFile(io.RawIOBase):
     def __init__(self, path: Path, flags: int, ops: FileOps) -> None:
         self.path = path
         self._ops = ops
+        self._fd = -1
         self._fd = ops.open(path, flags)
 
     def fileno(self) -> int:
@@ -124,4 +125,5 @@ class OutputFile(io.RawIOBase):
         """Close the descriptor; safe to call twice."""
         if not self.closed:
             super().close()
-            os.close(self._fd)
+            if self._fd >= 0:  # opening it may have failed
+                os.close(self._fd)
