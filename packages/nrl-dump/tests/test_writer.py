@@ -132,17 +132,22 @@ def test_another_process_holds_the_part_until_it_dies(tmp_path: Path, chunk) -> 
     assert dump.flush(1) == 2
 
 
-def test_a_forked_child_neither_keeps_nor_ends_its_parent_s_lock(tmp_path: Path, chunk) -> None:
-    dump = TrainDataDump(tmp_path)
+@pytest.mark.parametrize("queue_bytes", [None, 1 << 20])
+def test_a_forked_child_neither_keeps_nor_ends_its_parent_s_lock(tmp_path: Path, chunk, queue_bytes) -> None:
+    dump = TrainDataDump(tmp_path, queue_bytes=queue_bytes)
     dump.add_chunk(**chunk(prefix="a"))
 
     def in_child() -> None:
-        with pytest.raises(RuntimeError, match="make a new TrainDataDump after a fork"):
-            dump.add_chunk(**chunk(prefix="b"))
+        for call in (lambda: dump.add_chunk(**chunk(prefix="b")), lambda: dump.flush(1), lambda: dump.finish_step(1)):
+            with pytest.raises(RuntimeError, match="make a new TrainDataDump after a fork"):
+                call()
+        dump.close()
         dump._steps[1].part.release()
         with pytest.raises(FolderInUseError):
             TrainDataDump(tmp_path).add_chunk(**chunk())
 
+    if queue_bytes:
+        dump._queue.drain()  # so that the part is open
     assert run_in_child(in_child) == 0
     with pytest.raises(FolderInUseError):
         TrainDataDump(tmp_path).add_chunk(**chunk())
@@ -159,6 +164,19 @@ def test_a_forked_child_neither_keeps_nor_ends_its_parent_s_lock(tmp_path: Path,
     finally:
         os.close(writer)
         os.waitpid(child, 0)
+
+
+def test_a_forked_child_that_ends_by_itself_does_not_wait_for_its_parent_s_thread(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, torch; from nrl_dump import TrainDataDump; torch.set_num_threads(1)\n"
+        "dump = TrainDataDump(sys.argv[1], queue_bytes=1 << 30); x = torch.rand(1, 2_000_000)\n"
+        "dump.add_chunk(step=1, sample_ids=['a'], tags=None, input_lengths=torch.tensor([2_000_000]),"
+        " sequences={'x': x}, scalars={})\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit()\n"
+        "assert os.waitpid(child, 0)[1] == 0 and dump.flush(1) == 1\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True, timeout=60)
 
 
 def test_a_file_system_without_locks_is_warned_of_once(tmp_path: Path, chunk, monkeypatch, caplog) -> None:

@@ -161,7 +161,7 @@ def test_make_folder_does_not_mind_somebody_faster(tmp_path: Path) -> None:
 def test_windows_is_refused_with_what_works() -> None:
     refuse_windows("linux")
     refuse_windows("darwin")
-    with pytest.raises(NotImplementedError, match="works on Linux and macOS, not on win32"):
+    with pytest.raises(RuntimeError, match="works on Linux and macOS, not on win32"):
         refuse_windows("win32")
 
 

@@ -103,8 +103,6 @@ class Part:
             return True
 
     def _open(self) -> OutputFile:
-        if self._pid != os.getpid():
-            raise RuntimeError(f"{self.path} belongs to process {self._pid}: make a new TrainDataDump after a fork")
         if self._file is None:
             make_folder(self.path.parent, self._ops)
             file = OutputFile(self.path, APPEND, self._ops)

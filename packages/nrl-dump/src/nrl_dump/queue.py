@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,7 @@ class ChunkQueue:
         self._bytes = 0
         self._errors: list[BaseException] = []
         self._closed = False
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="nrl-dump writer", daemon=True)
         self._thread.start()
@@ -44,7 +46,9 @@ class ChunkQueue:
             self._raise_errors()
 
     def close(self) -> None:
-        """Finish the jobs and end the thread; raises nothing."""
+        """Finish the jobs and end the thread; raises nothing. In a forked child, which has no thread, does nothing."""
+        if self._pid != os.getpid():  # where the lock may be held for ever
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -106,6 +106,7 @@ class TrainDataDump:
         self._queue_bytes = _check_count("queue_bytes", queue_bytes)
         self._queue: ChunkQueue | None = None
         self._closed = False
+        self._pid = os.getpid()
 
     def add_chunk(
         self,
@@ -256,10 +257,12 @@ class TrainDataDump:
     def close(self) -> None:
         """Flush every open step, wait for publications, and end the threads; safe to call twice.
 
+        Does nothing in a forked child: what is open is its parent's.
+
         Raises:
             OSError: As `flush` and `finish_step` do; everything is closed all the same.
         """
-        if self._closed:
+        if self._closed or self._pid != os.getpid():
             return
         with contextlib.ExitStack() as last_to_first:
             last_to_first.callback(self._shut_down)
@@ -323,6 +326,8 @@ class TrainDataDump:
             self._steps.pop(step).part.release()
 
     def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise RuntimeError(f"this dump belongs to process {self._pid}: make a new TrainDataDump after a fork")
         if self._closed:
             raise RuntimeError(f"the dump of shard {self._shard_id!r} in {self._folder} is closed: make a new one")
         if self._queue is not None:

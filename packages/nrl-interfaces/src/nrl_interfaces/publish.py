@@ -67,7 +67,7 @@ def stage(target: Path, ops: FileOps) -> Generator[StagedFile]:
     Raises:
         FolderInUseError: Somebody else is writing the same target.
         OSError: The disk refused; the target is as it was.
-        NotImplementedError: On Windows.
+        RuntimeError: On Windows.
     """
     refuse_windows(sys.platform)
     with StagedFile(target, ops) as file:
@@ -119,8 +119,8 @@ def make_folder(path: Path, ops: FileOps) -> None:
 
 
 def refuse_windows(platform: str) -> None:
-    """Raise NotImplementedError on Windows, which has neither flock nor a rename that is safe over open files."""
+    """Raise RuntimeError on Windows, which has neither flock nor a rename that is safe over open files."""
     if platform == "win32":
-        raise NotImplementedError(
+        raise RuntimeError(
             f"crash-safe publication works on Linux and macOS, not on {platform} ({os.name}): use WSL there"
         )
