@@ -387,9 +387,14 @@ def test_a_background_error_is_raised_by_the_next_call_and_once(tmp_path: Path, 
     with pytest.raises(StepIncompleteError, match="7 rows are expected and 2 are there"):
         dump.add_chunk(**chunk(2, step=2))
     dump.add_chunk(**chunk(2, step=2))
+    go_on = threading.Event()
+    dump._pool.submit(lambda: go_on.wait(20))  # holds both back, or the second call would meet the first
     dump.publish_in_background(1, 7)
-    with pytest.raises(StepIncompleteError):  # closing waits for it
+    dump.publish_in_background(3)
+    go_on.set()
+    with pytest.raises(StepIncompleteError, match="step 1 is not published") as caught:  # closing waits for both
         dump.close()
+    assert "step 3 is not published" in caught.value.__notes__[0]
     dump.close()
 
 

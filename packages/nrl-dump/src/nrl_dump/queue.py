@@ -56,12 +56,8 @@ class ChunkQueue:
             self._thread.join()
 
     def _raise_errors(self) -> None:
-        if self._errors:
-            first, *others = self._errors
-            self._errors = []
-            for other in others:
-                first.add_note(f"and after it: {other!r}")
-            raise first
+        errors, self._errors = self._errors, []
+        raise_first(errors)
 
     def _run(self) -> None:
         while True:
@@ -80,3 +76,11 @@ class ChunkQueue:
                 self._jobs.popleft()
                 self._bytes -= n_bytes
                 self._changed.notify_all()
+
+
+def raise_first(errors: list[BaseException]) -> None:
+    """Raise the first of some errors, the others named in its notes; nothing if there is none."""
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"and after it: {other!r}")
+        raise errors[0]

@@ -26,7 +26,7 @@ from nrl_dump.names import StepFiles, check_shard_id
 from nrl_dump.open_step import OpenStep
 from nrl_dump.part import Part, remove_part
 from nrl_dump.publication import Publisher
-from nrl_dump.queue import ChunkQueue
+from nrl_dump.queue import ChunkQueue, raise_first
 
 
 class TrainDataDump:
@@ -335,10 +335,10 @@ class TrainDataDump:
         self._raise_background_errors()
 
     def _raise_background_errors(self, *, wait: bool = False) -> None:
-        for future in [future for future in self._publications if wait or future.done()]:
-            self._publications.remove(future)
-            if not future.cancelled() and (error := future.exception()) is not None:
-                raise error
+        ended = [future for future in self._publications if wait or future.done()]
+        self._publications = [future for future in self._publications if future not in ended]
+        errors = (future.exception() for future in ended if not future.cancelled())
+        raise_first([error for error in errors if error is not None])
 
     def _shut_down(self) -> None:
         self._closed = True
