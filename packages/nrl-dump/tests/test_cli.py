@@ -384,7 +384,7 @@ def typed_step(folder: Path) -> Path:
 
 
 def test_convert_gives_plain_columns_of_the_types_written(tmp_path: Path, command: Command) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = importlib.import_module("pyarrow.parquet")
     done = command.lines("convert", typed_step(tmp_path), "--to", "parquet", "-o", tmp_path / "out.parquet")[0]
     assert (done["rows"], done["bytes"]) == (2, (tmp_path / "out.parquet").stat().st_size)
     table = parquet.read_table(tmp_path / "out.parquet")
@@ -439,7 +439,6 @@ def test_convert_gives_plain_columns_of_the_types_written(tmp_path: Path, comman
 
 
 def test_convert_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     path, target = typed_step(tmp_path), tmp_path / "out.parquet"
     target.write_bytes(b"before")
 
@@ -462,7 +461,7 @@ def test_convert_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_convert_in_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = importlib.import_module("pyarrow.parquet")
     monkeypatch.setattr("nrl_dump.commands.parquet._GROUP_BYTES", 100)
     path = publish(tmp_path, rewards=tuple(float(row) for row in range(10)))
     write_parquet(path, tmp_path / "out.parquet", FileOps())

@@ -18,6 +18,9 @@ from nrl_dump.pool_actors import WriterHandle
 from nrl_interfaces.ownership import FolderInUseError
 from ray.exceptions import RayActorError
 
+# Ray 2.40, the floor, leaves log files and processes of its own to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
 Chunk = dict[str, Any]
 MakeChunk = Callable[..., Chunk]
 ReadRows = Callable[[Path], list[dict[str, Any]]]
