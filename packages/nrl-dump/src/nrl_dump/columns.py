@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import orjson
 import torch
 from nrl_interfaces.ownership import Owner
 
-FORMAT_VERSION = 1
-"""Of part, column file, published file and manifest together."""
+from nrl_dump.sealed import seal, unseal
 
 _FORMAT = "nrl-dump columns"
 
@@ -115,14 +113,8 @@ class StepColumns:
 
     def to_bytes(self) -> bytes:
         """The column file's content."""
-        data = {
-            "format": _FORMAT,
-            "format_version": FORMAT_VERSION,
-            **self.settings(),
-            "attempt": self.attempt,
-            "writer": self.writer and self.writer.to_json(),
-        }
-        return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        writer = self.writer and self.writer.to_json()
+        return seal(_FORMAT, {**self.settings(), "attempt": self.attempt, "writer": writer})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> StepColumns:
@@ -131,22 +123,11 @@ class StepColumns:
         Raises:
             ValueError: The content is damaged, foreign, or of a newer format.
         """
+        data = unseal(_FORMAT, content)
         try:
-            data = orjson.loads(content)
-            check_format(data, _FORMAT)
             return cls.from_settings(data, data["attempt"], data["writer"] and Owner.from_json(data["writer"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a column file: {error!r}") from error
-
-
-def check_format(data: Mapping[str, Any], name: str) -> None:
-    """Raise ValueError unless `data` says that it is a file of this format, no newer than this code."""
-    if data["format"] != name:
-        raise ValueError(f"format is {data['format']!r}: {name!r} is needed")
-    if not 1 <= data["format_version"] <= FORMAT_VERSION:
-        raise ValueError(
-            f"format version is {data['format_version']!r}: this nrl-dump reads 1 to {FORMAT_VERSION}; update it"
-        )
 
 
 def check_inf_nan(inf_nan: str) -> InfNan:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import xxhash
 from nrl_interfaces.publish import partial_path
 
-from nrl_dump.columns import FORMAT_VERSION, StepColumns, check_format
+from nrl_dump.columns import StepColumns
 from nrl_dump.names import StepFiles
+from nrl_dump.sealed import seal, unseal
 
 _BLOCK_BYTES = 4 << 20
 _FORMAT = "nrl-dump manifest"
@@ -119,13 +119,24 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest file's content."""
-        return orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return seal(_FORMAT, self.to_json())
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            ValueError: The content is damaged, foreign, or of a newer format.
+        """
+        data = unseal(_FORMAT, content)
+        try:
+            return cls.from_json(data)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a manifest: {error!r}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain data."""
         data = {
-            "format": _FORMAT,
-            "format_version": FORMAT_VERSION,
             "step": self.number,
             "rows": self.rows,
             "bytes": self.bytes,
@@ -136,21 +147,8 @@ class Manifest:
         return data | ({"replaces": self.replaces.to_json()} if self.replaces else {})
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            ValueError: The content is damaged, foreign, or of a newer format.
-        """
-        try:
-            return cls.from_json(orjson.loads(content))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a manifest: {error!r}") from error
-
-    @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         """The inverse of `to_json`; KeyError, TypeError, AttributeError or ValueError if it is not that."""
-        check_format(data, _FORMAT)
         columns = StepColumns.from_settings(data)
         shards = tuple(ShardEntry(**shard) for shard in data["shards"])
         replaces = cls.from_json(data["replaces"]) if "replaces" in data else None
