@@ -1,5 +1,6 @@
 """One writer: all of a chunk or none, retries, locks, the life of a part."""
 
+import functools
 import gc
 import logging
 import os
@@ -227,7 +228,8 @@ def test_a_closed_dump_says_so_and_closing_twice_is_fine(tmp_path: Path, chunk) 
     with TrainDataDump(tmp_path) as dump:
         dump.add_chunk(**chunk())
     dump.close()
-    for call in (lambda: dump.add_chunk(**chunk()), lambda: dump.finish_step(1), lambda: dump.flush(1)):
+    calls = (dump.finish_step, dump.flush, dump.restart_step, dump.discard_step, dump.publish_in_background)
+    for call in (lambda: dump.add_chunk(**chunk()), *(functools.partial(call, 1) for call in calls)):
         with pytest.raises(RuntimeError, match=r"the dump of shard '0' in .* is closed"):
             call()
     TrainDataDump(tmp_path).finish_step(1, 2)
