@@ -60,6 +60,23 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch says it of every strided nested tensor
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [torch.ones(2, 3), torch.ones(2, 4)],
+            r"column 'j' has rows of shapes \[\(3,\), \(4,\)\] behind their own length",
+        ),
+        ([torch.tensor(1.0), torch.tensor(2.0)], "column 'j' has rows of shapes"),
+    ],
+)
+def test_a_strided_nested_column_with_rows_of_two_shapes_is_refused(tmp_path: Path, chunk, rows, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainDataDump(tmp_path).add_chunk(**chunk(2, scalars={"j": torch.nested.nested_tensor(rows)}))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_bad_chunk_is_refused_and_changes_nothing(tmp_path: Path, chunk, changes: dict, message: str) -> None:
     folder = tmp_path / "log"

@@ -150,6 +150,9 @@ def test_add_chunk_and_flush_killed_at_every_operation(tmp_path: Path, chunk, re
                 continue
             folder = prepare(f"{at}-{moment}")
             assert run_in_child(lambda: add_chunks(folder, chunk, KillingOps(at, moment))) == KILLED  # noqa: B023
+            columns, part = folder / "train_data_step2.columns-0.json", folder / f"{DATA}.part-0"
+            if columns.exists() and b'"t"' in columns.read_bytes() and b'"r"' in columns.read_bytes():
+                assert b"stale" not in part.read_bytes()  # rows never stand under another attempt's column file
             controller = TrainDataDump(folder, shard_id="controller")
             try:
                 controller.finish_step(1, expected_rows=5)

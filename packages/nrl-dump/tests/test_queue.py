@@ -75,6 +75,22 @@ def test_an_error_in_the_thread_reaches_the_next_call_and_the_ids_may_come_again
     dump.close()
 
 
+def test_a_step_discarded_under_a_queued_chunk_is_told(tmp_path: Path, chunk) -> None:
+    gate = Gate()
+    gate.open_now.set()
+    with TrainDataDump(tmp_path, queue_bytes=1 << 20, file_ops=gate) as dump:
+        dump.add_chunk(**chunk(1, prefix="a"))
+        dump._queue.drain()
+        gate.open_now.clear()
+        dump.add_chunk(**chunk(1, prefix="b"))  # waits at the gate
+        dump.add_chunk(**chunk(1, prefix="c"))
+        TrainDataDump(tmp_path, shard_id="controller").discard_step(1)
+        gate.open_now.set()
+        with pytest.raises(RuntimeError, match="was published or discarded while chunks of it were on their way"):
+            dump.flush(1)
+        assert dump.flush(1) == 0
+
+
 @pytest.mark.parametrize("call", ["add_chunk", "finish_step", "restart_step", "publish_in_background", "close"])
 def test_every_call_raises_what_the_thread_met(tmp_path: Path, chunk, call: str) -> None:
     gate = Gate()

@@ -208,6 +208,20 @@ def test_a_part_taken_away_by_the_controller_begins_anew(tmp_path: Path, chunk, 
     writer.close()
 
 
+def test_a_part_written_anew_by_another_object_is_not_added_to(tmp_path: Path, chunk, read_rows) -> None:
+    first = TrainDataDump(tmp_path)
+    first.add_chunk(**chunk(2, prefix="a"))
+    first.flush(1)
+    with TrainDataDump(tmp_path) as second:  # truncates the same file
+        second.add_chunk(**chunk(1, prefix="b"))
+    with pytest.raises(RuntimeError, match=r"part-0 was written anew by another TrainDataDump: restart_step begins"):
+        first.add_chunk(**chunk(1, prefix="c"))
+    assert [row["sample_id"] for row in read_rows(tmp_path / PART)] == [["b0"]]
+    first.restart_step(1)
+    first.add_chunk(**chunk(1, prefix="c"))
+    assert first.flush(1) == 1
+
+
 def test_a_writer_forgets_the_steps_that_its_controller_has_published(tmp_path: Path, chunk) -> None:
     writer, controller = TrainDataDump(tmp_path), TrainDataDump(tmp_path, shard_id="controller")
     for step in range(5):

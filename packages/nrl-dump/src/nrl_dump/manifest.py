@@ -169,15 +169,13 @@ def read_manifest(files: StepFiles) -> Manifest | None:
         raise DamagedStepError(files.data, f"{files.manifest.name} can't be read: {error}") from error
 
 
-def digest_of(path: Path) -> tuple[int, str]:
-    """A file's size in bytes and its xxh3-128 as hex, read a block at a time."""
+def digest_of(path: Path) -> str:
+    """A file's xxh3-128 as hex, read a block at a time."""
     digest = xxhash.xxh3_128()
-    size = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def verify(path: str | Path) -> Manifest:
@@ -194,9 +192,9 @@ def verify(path: str | Path) -> Manifest:
     """
     files = StepFiles.of_published(Path(path))
     manifest = check_size(files)
-    size, digest = digest_of(files.data)
+    digest = digest_of(files.data)
     if digest != manifest.xxh3_128:
-        raise _disagreement(files, f"digest {digest} of {size} bytes is not {manifest.xxh3_128}")
+        raise _disagreement(files, f"its digest is {digest} and not {manifest.xxh3_128}")
     return manifest
 
 
@@ -219,7 +217,7 @@ def held_by_file(files: StepFiles, manifest: Manifest) -> Manifest | None:
     size = files.data.stat().st_size
     fitting = [one for one in (manifest, manifest.replaces) if one is not None and one.bytes == size]
     if len(fitting) == 2:  # the same size is no proof then
-        digest = digest_of(files.data)[1]
+        digest = digest_of(files.data)
         fitting = [one for one in fitting if one.xxh3_128 == digest]
     return fitting[0] if fitting else None
 
