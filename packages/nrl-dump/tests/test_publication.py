@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -378,7 +379,8 @@ def test_publishing_in_the_background_while_the_next_step_is_written(tmp_path: P
         assert dump.finish_step(2, 3).rows == 3
 
 
-def test_a_background_error_is_raised_by_the_next_call_and_once(tmp_path: Path, chunk) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_background_error_is_raised_by_the_next_call_and_once(tmp_path: Path, chunk, ended: bool) -> None:
     dump = TrainDataDump(tmp_path)
     dump.add_chunk(**chunk(2))
     future = dump.publish_in_background(1, 7)
@@ -389,9 +391,10 @@ def test_a_background_error_is_raised_by_the_next_call_and_once(tmp_path: Path, 
     dump.add_chunk(**chunk(2, step=2))
     go_on = threading.Event()
     dump._pool.submit(lambda: go_on.wait(20))  # holds both back, or the second call would meet the first
-    dump.publish_in_background(1, 7)
-    dump.publish_in_background(3)
+    both = dump.publish_in_background(1, 7), dump.publish_in_background(3)
     go_on.set()
+    if ended:
+        wait(both, 20)
     with pytest.raises(StepIncompleteError, match="step 1 is not published") as caught:  # closing waits for both
         dump.close()
     assert "step 3 is not published" in caught.value.__notes__[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -170,14 +169,7 @@ class TrainDataDump:
         """
         self._check_open()
         StepFiles.of_step(self._folder, step)
-        if self._queue is not None:
-            self._queue.drain()
-        self._forget_gone_steps()
-        open_step = self._steps.get(step)
-        if open_step is None:
-            return 0
-        open_step.part.flush()
-        return open_step.part.rows
+        return self._flush(step)
 
     def restart_step(self, step: int) -> None:
         """Take away what this shard has written of a step, for a retry on the same object.
@@ -264,11 +256,17 @@ class TrainDataDump:
         """
         if self._closed or self._pid != os.getpid():
             return
-        with contextlib.ExitStack() as last_to_first:
-            last_to_first.callback(self._shut_down)
-            last_to_first.callback(self._raise_background_errors, wait=True)
-            for step in self._steps:
-                last_to_first.callback(self.flush, step)
+        errors: list[BaseException] = []
+        ends = [functools.partial(self._flush, step) for step in self._steps]
+        try:
+            for end in (*ends, functools.partial(self._raise_background_errors, wait=True)):
+                try:
+                    end()
+                except Exception as error:  # noqa: BLE001 - raised below, when all is closed
+                    errors.append(error)
+        finally:
+            self._shut_down()
+        raise_first(errors)
 
     def __enter__(self) -> Self:
         return self
@@ -298,6 +296,16 @@ class TrainDataDump:
             weakref.finalize(self, self._queue.close)  # at exit, too: what was handed over is written
         copy = chunk.snapshot(self._inf_nan)
         self._queue.put(copy.n_bytes, functools.partial(open_step.write_later, copy))
+
+    def _flush(self, step: int) -> int:
+        if self._queue is not None:
+            self._queue.drain()
+        self._forget_gone_steps()
+        open_step = self._steps.get(step)
+        if open_step is None:
+            return 0
+        open_step.part.flush()
+        return open_step.part.rows
 
     def _prepare_publication(
         self, step: int, expected_rows: int | None, shard_ids: Sequence[str] | None, timeout_s: float
