@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import errno
+import functools
 import importlib
 import itertools
 import json
@@ -555,6 +556,8 @@ def test_the_installed_program_follows_until_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background jobs ignore Ctrl-C, and hand that on to what they start.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stdout is not None
