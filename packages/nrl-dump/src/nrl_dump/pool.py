@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
 from collections import deque
@@ -18,6 +18,7 @@ from nrl_interfaces.ownership import Owner
 
 from nrl_dump.chunk import check_chunk
 from nrl_dump.columns import InfNan
+from nrl_dump.errors import close_at_exit, do_all
 from nrl_dump.manifest import Manifest
 from nrl_dump.names import StepFiles
 from nrl_dump.pool_actors import SentCall, ShardDiedError, ShippedChunk, WriterHandle, check_options, check_ray_runs
@@ -290,9 +291,7 @@ class DumpPool:
         if self._closed:
             return
         try:
-            with contextlib.ExitStack() as last_to_first:
-                last_to_first.callback(self._controller.close)
-                last_to_first.callback(self._on_each_shard, self._close_shard)
+            do_all((*(functools.partial(self._close_shard, shard) for shard in self._writers), self._controller.close))
         finally:
             self._closed = True
             self._end_writers()
@@ -301,12 +300,7 @@ class DumpPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.close()
-        except Exception as closing_error:
-            if error is None:
-                raise
-            error.add_note(f"and when the pool was closed: {closing_error!r}")
+        close_at_exit(self.close, error, "the pool")
 
     def _new_writer(self, shard: str) -> WriterHandle:
         return WriterHandle(self._folder, shard, self._settings, self._options)
@@ -336,16 +330,7 @@ class DumpPool:
 
     def _on_each_shard(self, do: Callable[[str], object], shards: list[str] | None = None) -> None:
         """Do something for every shard, whatever it meets in one, and then raise what it met first."""
-        errors: list[Exception] = []
-        for shard in self._writers if shards is None else shards:
-            try:
-                do(shard)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"and in another shard: {other!r}")
-            raise errors[0]
+        do_all(functools.partial(do, shard) for shard in (self._writers if shards is None else shards))
 
     def _whole(self, step: int) -> dict[str, int]:
         """The rows of each shard that has some, all of them durable and none owed."""

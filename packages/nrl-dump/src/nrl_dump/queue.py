@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from nrl_dump.errors import raise_first
+
 
 class ChunkQueue:
     """Jobs done one by one, in order, by one thread; holds at most `max_bytes` of them.
@@ -76,11 +78,3 @@ class ChunkQueue:
                 self._jobs.popleft()
                 self._bytes -= n_bytes
                 self._changed.notify_all()
-
-
-def raise_first(errors: list[BaseException]) -> None:
-    """Raise the first of some errors, the others named in its notes; nothing if there is none."""
-    if errors:
-        for other in errors[1:]:
-            errors[0].add_note(f"and after it: {other!r}")
-        raise errors[0]

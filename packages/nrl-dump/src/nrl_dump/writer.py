@@ -20,12 +20,13 @@ from nrl_interfaces.metrics import Metrics, emit
 
 from nrl_dump.chunk import Chunk, check_chunk
 from nrl_dump.columns import InfNan, check_inf_nan
+from nrl_dump.errors import close_at_exit, do_all, raise_first
 from nrl_dump.manifest import Manifest
 from nrl_dump.names import StepFiles, check_shard_id
 from nrl_dump.open_step import OpenStep
 from nrl_dump.part import Part, remove_part
 from nrl_dump.publication import Publisher
-from nrl_dump.queue import ChunkQueue, raise_first
+from nrl_dump.queue import ChunkQueue
 
 
 class TrainDataDump:
@@ -256,28 +257,17 @@ class TrainDataDump:
         """
         if self._closed or self._pid != os.getpid():
             return
-        errors: list[BaseException] = []
-        ends = [functools.partial(self._flush, step) for step in self._steps]
+        flushes = [functools.partial(self._flush, step) for step in self._steps]
         try:
-            for end in (*ends, functools.partial(self._raise_background_errors, wait=True)):
-                try:
-                    end()
-                except Exception as error:  # noqa: BLE001 - raised below, when all is closed
-                    errors.append(error)
+            do_all((*flushes, functools.partial(self._raise_background_errors, wait=True)))
         finally:
             self._shut_down()
-        raise_first(errors)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.close()
-        except Exception as closing_error:
-            if error is None:
-                raise
-            error.add_note(f"and when the dump was closed: {closing_error!r}")
+        close_at_exit(self.close, error, "the dump")
 
     def _part_path(self, step: int, shard_id: str) -> Path:
         return StepFiles.of_step(self._folder, step).part(check_shard_id(shard_id))
