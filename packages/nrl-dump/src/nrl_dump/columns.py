@@ -123,11 +123,11 @@ class StepColumns:
         Raises:
             ValueError: The content is damaged, foreign, or of a newer format.
         """
-        data = unseal(_FORMAT, content)
-        try:
+
+        def parse(data: Mapping[str, Any]) -> StepColumns:
             return cls.from_settings(data, data["attempt"], data["writer"] and Owner.from_json(data["writer"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a column file: {error!r}") from error
+
+        return unseal(_FORMAT, content, parse)
 
 
 def check_inf_nan(inf_nan: str) -> InfNan:

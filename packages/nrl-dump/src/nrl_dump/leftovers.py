@@ -26,15 +26,12 @@ def take_away(files: StepFiles, shard_ids: Sequence[str], ops: FileOps) -> None:
     remove([files.part(shard_id) for shard_id in shard_ids], ops)
 
 
-def end_interrupted_cleanup(files: StepFiles, ops: FileOps) -> Manifest | None:
-    """Take away the parts that are published already; returns the manifest if that were all there are.
+def end_interrupted_cleanup(files: StepFiles, manifest: Manifest, ops: FileOps) -> bool:
+    """Take away the parts that are published already, by the manifest of what is; tells whether those were all.
 
     Raises:
         StepNotThereError: Parts without a column file are there that are not what is published.
     """
-    manifest = published_manifest(files)
-    if manifest is None:
-        return None
     found = files.find_shards()
     shards = {shard.shard_id: shard for shard in manifest.shards}
     published = [s for s in found if s in shards and _is_published(files, manifest, shards[s])]
@@ -48,7 +45,7 @@ def end_interrupted_cleanup(files: StepFiles, ops: FileOps) -> Manifest | None:
         )
     if published:
         take_away(files, published, ops)
-    return manifest if published and published == found else None
+    return bool(published) and published == found
 
 
 def published_manifest(files: StepFiles) -> Manifest | None:

@@ -128,11 +128,7 @@ class Manifest:
         Raises:
             ValueError: The content is damaged, foreign, or of a newer format.
         """
-        data = unseal(_FORMAT, content)
-        try:
-            return cls.from_json(data)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a manifest: {error!r}") from error
+        return unseal(_FORMAT, content, cls.from_json)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain data."""
@@ -216,7 +212,7 @@ def held_by_file(files: StepFiles, manifest: Manifest) -> Manifest | None:
     """Which of a manifest and the one that it replaces the file is, by its size; None if neither."""
     size = files.data.stat().st_size
     fitting = [one for one in (manifest, manifest.replaces) if one is not None and one.bytes == size]
-    if len(fitting) == 2:  # the same size is no proof then
+    if len({one.xxh3_128 for one in fitting}) == 2:  # the same size is no proof then
         digest = digest_of(files.data)
         fitting = [one for one in fitting if one.xxh3_128 == digest]
     return fitting[0] if fitting else None

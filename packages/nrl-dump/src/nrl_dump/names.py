@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_SHARD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SHARD = r"[A-Za-z0-9._-]{1,128}"
+_SHARD_ID = re.compile(_SHARD)
 _PUBLISHED = re.compile(r"train_data_step([1-9][0-9]*)\.jsonl")
 _MANIFEST = re.compile(r"train_data_step([1-9][0-9]*)\.manifest\.json")
-_UNPUBLISHED = re.compile(r"train_data_step([1-9][0-9]*)\.(?:jsonl\.part-[A-Za-z0-9._-]{1,128}|jsonl\.partial)")
+_UNPUBLISHED = re.compile(rf"train_data_step([1-9][0-9]*)\.jsonl\.(?:part-{_SHARD}|partial)")
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,10 @@ class Part:
             file = OutputFile(self.path, APPEND, self._ops)
             try:
                 ownership.lock(file, lambda: read_writer(self._columns_path))
-                self._begin(file) if self._inode is None else self._check_same_attempt()
+                if self._inode is None:
+                    self._begin(file)
+                else:
+                    self._check_same_attempt()
             except BaseException:
                 file.close()
                 raise

@@ -74,19 +74,23 @@ class Publisher:
         return [path.name for path in gone]
 
     def _attempt(self, files: StepFiles, expected_rows: int | None, wanted: list[str] | None) -> Manifest:
-        done = end_interrupted_cleanup(files, self.ops)
-        if done and expected_rows in {None, done.rows} and wanted in (None, [s.shard_id for s in done.shards]):
-            return done
+        before_it = published_manifest(files)
+        if (
+            before_it
+            and end_interrupted_cleanup(files, before_it, self.ops)
+            and _is_asked(before_it, expected_rows, wanted)
+        ):
+            return before_it
         shard_ids = _find(files, wanted)
         columns = read_columns(files, shard_ids)
-        before = _sizes(files, shard_ids)
+        sizes = _sizes(files, shard_ids)
         with stage(files.data, self.ops) as data:
             manifest = merge(files, columns, data.write)
-            if before_it := published_manifest(files):
+            if before_it:
                 manifest = replace(manifest, replaces=replace(before_it, replaces=None))
             _check_rows(files, manifest, expected_rows)
             data.seal()
-            if _sizes(files, shard_ids) != before:
+            if _sizes(files, shard_ids) != sizes:
                 raise StepIncompleteError(
                     files.step, "a part was written to while it was merged; flush every writer first"
                 )
@@ -141,6 +145,10 @@ def _find(files: StepFiles, wanted: list[str] | None) -> list[str]:
             f" discard_step({files.step}) and write the step again, or name them in shard_ids",
         )
     return wanted
+
+
+def _is_asked(manifest: Manifest, expected_rows: int | None, wanted: list[str] | None) -> bool:
+    return expected_rows in {None, manifest.rows} and wanted in (None, [shard.shard_id for shard in manifest.shards])
 
 
 _CAUSES = (

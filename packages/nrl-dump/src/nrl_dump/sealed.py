@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import orjson
 import xxhash
+
+_T = TypeVar("_T")
 
 FORMAT_VERSION = 1
 """Of part, column file, published file and manifest together."""
@@ -18,8 +20,8 @@ def seal(format_name: str, data: Mapping[str, Any]) -> bytes:
     return orjson.dumps({**named, "seal": _digest(named)}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def unseal(format_name: str, content: bytes) -> dict[str, Any]:
-    """The data of a file's content.
+def unseal(format_name: str, content: bytes, parse: Callable[[dict[str, Any]], _T]) -> _T:
+    """What `parse` makes of the data in a file's content.
 
     Raises:
         ValueError: The content is damaged, foreign, or of a newer format.
@@ -35,7 +37,10 @@ def unseal(format_name: str, content: bytes) -> dict[str, Any]:
         raise ValueError(f"format version is {version!r}: this nrl-dump reads 1 to {FORMAT_VERSION}; update it")
     if data.pop("seal", None) != _digest(data):
         raise ValueError("its seal does not fit its content: something in it has changed")
-    return data
+    try:
+        return parse(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is no {format_name}: {error!r}") from error
 
 
 def _digest(data: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nrl_dump.commands.steps import StepState, list_steps, look_at
+from nrl_dump.commands.steps import list_steps
 from nrl_dump.commands.text import counted
-from nrl_dump.manifest import DamagedStepError, InterruptedStepError, verify
+from nrl_dump.manifest import DamagedStepError, InterruptedStepError, NotPublishedError, verify
 from nrl_dump.names import StepFiles
 
 
@@ -56,10 +56,6 @@ def judge(files: StepFiles, *, named: bool) -> Verdict:
         files: The step.
         named: Whether the caller asked for this very step: then it is to be there.
     """
-    state, _ = look_at(files)
-    if state is StepState.UNPUBLISHED:
-        detail = f"{counted(len(files.find_shards()), 'part')}; finish_step({files.step}) publishes"
-        return Verdict(files.data, "unpublished", detail, ok=not named)
     try:
         manifest = verify(files.data)
     except InterruptedStepError as error:
@@ -67,8 +63,12 @@ def judge(files: StepFiles, *, named: bool) -> Verdict:
     except DamagedStepError as error:
         detail = f"{error.reason}; restore it from a copy, or write the step again"
         return Verdict(files.data, "damaged", detail, ok=False)
-    except FileNotFoundError:
-        return Verdict(files.data, "missing", "nothing of that step is there", ok=False)
+    except FileNotFoundError as error:
+        parts = error.shard_ids if isinstance(error, NotPublishedError) else []
+        if not parts:
+            return Verdict(files.data, "missing", "nothing of that step is there", ok=False)
+        detail = f"{counted(len(parts), 'part')}; finish_step({files.step}) publishes"
+        return Verdict(files.data, "unpublished", detail, ok=not named)
     left = len(files.find_shards())
     beside = f"; {counted(left, 'part')} beside it: left over, or its next version" if left else ""
     detail = f"{counted(manifest.rows, 'row')}, {manifest.bytes} bytes{beside}"
