@@ -3,29 +3,31 @@
 A page is run from top to bottom, in one namespace, in an empty folder of its own.
 
 - ```python blocks are run. One that begins with >>> is a doctest: what it prints is compared.
-- ```console blocks: commands `$ nrl-dump ...` are run in this process, and what they print is compared; `...` stands
-  for anything. Other commands are only shown.
+- ```console blocks: commands of these packages (`$ nrl-dump ...`) are run in this process, by `run` of the module that
+  the command starts, and what they print is compared; `...` stands for anything. Other commands are only shown.
 - <!-- skip: next "why" --> before a block leaves it out, and the report says why.
 """
 
 import contextlib
 import doctest
+import importlib
 import io
 import os
 import re
 import shlex
 import shutil
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from nrl_dump.cli import run
 from sybil import Example, Sybil
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+OURS = {entry.name: entry.module for entry in entry_points(group="console_scripts") if entry.name.startswith("nrl-")}
 COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<output>(?:(?!\$ ).*\n?)*)", re.MULTILINE)
 
 
@@ -38,21 +40,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def enter_folder(namespace: dict[str, Any]) -> None:
     namespace["_came_from"] = Path.cwd()
-    os.chdir(tempfile.mkdtemp(prefix="nrl-docs-"))
+    namespace["_folder"] = tempfile.mkdtemp(prefix="nrl-docs-")
+    os.chdir(namespace["_folder"])
 
 
 def leave_folder(namespace: dict[str, Any]) -> None:
-    folder = Path.cwd()
     os.chdir(namespace["_came_from"])
-    shutil.rmtree(folder)
+    shutil.rmtree(namespace["_folder"])  # the one made above, wherever the page has gone: it may be anybody's
 
 
 def run_commands(example: Example) -> str | None:
-    """Run a block's `nrl-dump` commands and return what is wrong with what they print, None if nothing is."""
+    """Run a block's commands of ours and return what is wrong with what they print, None if nothing is."""
     for match in COMMAND.finditer(example.parsed):
         program, *args = shlex.split(match["command"], comments=True)
-        if program != "nrl-dump":
+        if program not in OURS:
             continue
+        run = importlib.import_module(OURS[program]).run
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
             code = run(args)
         if not doctest.OutputChecker().check_output(match["output"], printed.getvalue(), FLAGS):
