@@ -11,7 +11,16 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
-__all__ = ["Layout", "check_pad_value", "jagged_rows", "nested_from_rows", "ragged_dim", "to_jagged", "to_padded"]
+__all__ = [
+    "Layout",
+    "check_pad_value",
+    "clone_nested",
+    "jagged_rows",
+    "nested_from_rows",
+    "ragged_dim",
+    "to_jagged",
+    "to_padded",
+]
 
 Layout: TypeAlias = Literal["padded", "jagged"]
 
@@ -65,6 +74,20 @@ def nested_from_rows(rows: Sequence[torch.Tensor], like: torch.Tensor) -> torch.
     offsets = torch.tensor([0, *accumulate(row.size(dim) for row in rows)], device=like.device)
     values = torch.cat([like.values().narrow(dim, 0, 0), *rows], dim=dim)
     return _nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim + 1)
+
+
+def clone_nested(nested: torch.Tensor) -> torch.Tensor:
+    """Copy a nested tensor, offsets too (torch's own ``clone`` shares them); what stands in holes is left behind.
+
+    >>> nested = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3]))
+    >>> clone_nested(nested).offsets() is nested.offsets()
+    False
+    """
+    if nested.layout == torch.jagged and cast("Any", nested).lengths() is None:
+        values, offsets, dim = nested.values(), cast("Any", nested).offsets(), ragged_dim(nested)
+        if offsets[0] == 0 and offsets[-1] == values.size(dim - 1):
+            return _nested.nested_tensor_from_jagged(values.clone(), offsets.clone(), jagged_dim=dim)
+    return nested_from_rows(jagged_rows(nested), nested)
 
 
 def to_padded(jagged: torch.Tensor, pad_value: float = 0, pad_to_seqlen: int = 0) -> torch.Tensor:
