@@ -27,7 +27,7 @@ def copied(value: Any) -> Any:
     >>> tag
     {'turns': [1, 2]}
     """
-    kind = cast("type", type(value))
+    kind: type[Any] = type(value)
     if kind in _IMMUTABLE:
         return value
     copy_exact = _COPY_EXACT.get(kind)
