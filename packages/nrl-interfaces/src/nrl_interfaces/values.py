@@ -27,7 +27,7 @@ def copied(value: Any) -> Any:
     >>> tag
     {'turns': [1, 2]}
     """
-    kind: type[Any] = type(value)
+    kind = type(cast("object", value))
     if kind in _IMMUTABLE:
         return value
     copy_exact = _COPY_EXACT.get(kind)
