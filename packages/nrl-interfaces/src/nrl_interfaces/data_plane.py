@@ -17,6 +17,11 @@ from nrl_interfaces.data_plane_errors import CheckpointDamagedError, StaleMetaEr
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    Fields: TypeAlias = TensorDict | Mapping[str, Any]
+    """Columns by field: a TensorDict of batch size [B], or a mapping of columns of B rows."""
+else:
+    Fields = Mapping[str, Any]
+
 __all__ = [
     "CheckpointDamagedError",
     "ClaimExplanation",
@@ -28,9 +33,6 @@ __all__ = [
     "StaleMetaError",
     "UnsupportedByAdapterError",
 ]
-
-Fields: TypeAlias = "TensorDict | Mapping[str, Any]"
-"""Columns by field: a TensorDict of batch size [B], or a mapping of columns of B rows."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class DataPlaneClient(ABC):
         self,
         sample_ids: list[str],
         partition_id: str,
-        fields: "Fields | None" = None,
+        fields: Fields | None = None,
         tags: list[dict[str, Any]] | None = None,
         *,
         replace: bool = False,

@@ -139,7 +139,7 @@ class MetricsDataPlaneClient(DataPlaneClient):
         self,
         sample_ids: list[str],
         partition_id: str,
-        fields: "Fields | None" = None,
+        fields: Fields | None = None,
         tags: list[dict[str, Any]] | None = None,
         *,
         replace: bool = False,
@@ -208,7 +208,7 @@ class MetricsDataPlaneClient(DataPlaneClient):
         self._watch("close", None, self._client.close)
 
 
-def _bytes_in(fields: "Fields") -> int:
+def _bytes_in(fields: Fields) -> int:
     """Bytes of all columns. A TensorDict is a mapping in all but name, and hands out non-tensor columns as data."""
     columns = cast("Mapping[str, Any]", fields)
     return sum(sum(bytes_by_device(column).values()) for column in columns.values())
