@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from nrl_interfaces.data_plane import CheckpointDamagedError
 from nrl_interfaces.fileops import FileOps
-from nrl_interfaces.publish import stage
+from nrl_interfaces.publish import StagedFile, stage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -51,20 +51,34 @@ class Footer(NamedTuple):
 
 
 class _Summed:
-    """A file to write to that keeps a CRC of what goes through it."""
+    """A file for torch.save to write to: it keeps a CRC of what goes through it.
 
-    def __init__(self, file: Any) -> None:
+    torch.save would hide an error of `write` behind one of its own, so the error waits here and the rest is dropped.
+    """
+
+    def __init__(self, file: StagedFile) -> None:
         self._file = file
+        self._error: OSError | None = None
         self.crc, self.size = 0, 0
 
     def write(self, data: "ReadableBuffer") -> int:
         self.crc = zlib.crc32(data, self.crc)
-        size: int = self._file.write(data)
+        size = memoryview(data).nbytes
         self.size += size
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
         return size
 
     def flush(self) -> None:
-        """Nothing waits here; torch.save calls this."""
+        """Nothing waits here to be written; torch.save calls this."""
+
+    def raise_error(self) -> None:
+        """Raise the error of a write, if there was one."""
+        if self._error is not None:
+            raise self._error
 
 
 def write(path: Path, content: Any, owner: str | None, ops: FileOps) -> None:
@@ -76,6 +90,7 @@ def write(path: Path, content: Any, owner: str | None, ops: FileOps) -> None:
     with stage(path, ops) as file:
         summed = _Summed(file)
         torch.save(content, cast("Any", summed))
+        summed.raise_error()
         footer = Footer(FORMAT, owner, summed.size, 0).with_crc_of(summed.crc).to_bytes()
         file.write(footer + len(footer).to_bytes(8, "little") + MAGIC)
         file.commit()

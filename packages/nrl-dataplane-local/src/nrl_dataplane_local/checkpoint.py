@@ -11,7 +11,7 @@ from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.publish import make_folder
 
 from nrl_dataplane_local import archive
-from nrl_dataplane_local.columns import Bytes, Slots
+from nrl_dataplane_local.columns import Bytes, NewRows, Slots
 from nrl_dataplane_local.config import LocalDataPlaneConfig
 from nrl_dataplane_local.partition import Partition
 from nrl_dataplane_local.plain_data import Encoder, decode, tagged_dict
@@ -173,5 +173,5 @@ def _decode(saved: dict[str, Any], held: Bytes) -> Partition:
         value, rows = decode(column["value"]), column["rows"].numpy()
         if name not in partition.fields or batch_size_of(value) != len(rows):
             raise ValueError(f"column {name!r} has other rows than it says, or is not declared")
-        partition.write(name, slots[rows], value, empty_like(value))
+        partition.write(name, slots[rows], NewRows.of(value, empty_like(value)))
     return partition

@@ -21,6 +21,7 @@ from nrl_dataplane_local.columns import Bytes, Pick, Slots
 from nrl_dataplane_local.config import LocalDataPlaneConfig
 from nrl_dataplane_local.partition import Partition
 from nrl_dataplane_local.tensordicts import columns_of, wrap
+from nrl_dataplane_local.values import whole_numbers
 from nrl_dataplane_local.view import LocalDataPlaneView
 
 __all__ = ["LOCAL_GENERATION_KEY", "LocalDataPlaneClient", "build_client", "is_local_batch_meta"]
@@ -98,16 +99,14 @@ class LocalDataPlaneClient(DataPlaneClient):
 
     @staticmethod
     def _sequence_lengths(partition: Partition, indices: Sequence[int] | Slots) -> list[int] | None:
-        """The ``input_lengths`` of the rows at slots ``indices``; None where not all have one."""
+        """The ``input_lengths`` of the rows at slots ``indices``; None where not all have one, a whole number."""
         column = partition.columns.get("input_lengths")
         if column is None:
             return None
         places = column.places_of(np.asarray(indices, dtype=np.int64))
         if (places < 0).any():
             return None
-        value: Any = column.find(places).read(copy=False)
-        lengths: list[Any] = value.reshape(-1).tolist() if hasattr(value, "reshape") else list(value)
-        return [int(length) for length in lengths]
+        return whole_numbers(column.find(places).read(copy=False), len(places))
 
     # ---- Registering ----
 
@@ -160,19 +159,33 @@ class LocalDataPlaneClient(DataPlaneClient):
         replace: bool = False,
     ) -> KVBatchMeta:
         """See `DataPlaneClient.put_samples`."""
+        self._require_open()
         ids = checks.checked_ids(sample_ids)
         checks.check_tags(ids, fields, tags)
         values = {} if fields is None else columns_of(fields, len(ids))
-        own_tags = None if tags is None else [copied(dict(tag)) for tag in tags]
-        if not self._cfg.zero_copy:
-            values = {name: copied(value) for name, value in values.items()}
-        with self._changed:
-            self._require_open()
-            partition = self._partition(partition_id)
-            slots = partition.apply(partition.check_put(ids, values, own_tags, replace=replace))
-            self._operations["put_samples"] += 1
-            self._changed.notify_all()
-            return self._meta(partition, ids, slots, None, list(values))
+        try:
+            own_tags = None if tags is None else [copied(dict(tag)) for tag in tags]
+            own_values = values if self._cfg.zero_copy else {name: copied(value) for name, value in values.items()}
+            with self._changed:
+                return self._put(ids, partition_id, own_values, own_tags, replace=replace)
+        except RecursionError:
+            raise ValueError("a value or tag is nested too deep, or holds itself; allowed: neither") from None
+
+    def _put(
+        self,
+        ids: list[str],
+        partition_id: str,
+        values: dict[str, Any],
+        tags: list[dict[str, Any]] | None,
+        *,
+        replace: bool,
+    ) -> KVBatchMeta:
+        self._require_open()
+        partition = self._partition(partition_id)
+        slots = partition.apply(partition.check_put(ids, values, tags, replace=replace))
+        self._operations["put_samples"] += 1
+        self._changed.notify_all()
+        return self._meta(partition, ids, slots, None, list(values))
 
     def _meta(
         self, partition: Partition, ids: list[str], slots: Slots, task: str | None, fields: list[str]
@@ -234,6 +247,7 @@ class LocalDataPlaneClient(DataPlaneClient):
         timeout_s: float = 60.0,
     ) -> KVBatchMeta:
         """See `DataPlaneClient.claim_meta`."""
+        self._require_open()
         if not timeout_s >= 0:  # NaN, too
             raise ValueError(f"timeout_s is {timeout_s}; allowed: 0 or more seconds")
         with self._changed:
@@ -246,6 +260,7 @@ class LocalDataPlaneClient(DataPlaneClient):
                 meta.extra_info["dp_rank"] = dp_rank
             partition.claim(slots, task_name)
             self._operations["claim_meta"] += 1
+            self._changed.notify_all()  # for another claim there may be no more to wait for
             return meta
 
     def _wait_for_rows(self, partition: Partition, wanted: Wanted, timeout_s: float) -> Slots:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nrl_dataplane_local.values import copied_rows, is_identity, join, select_rows
 
-__all__ = ["Bytes", "Column", "GrowingArray", "Pick", "Slots"]
+__all__ = ["Bytes", "Column", "GrowingArray", "NewRows", "Pick", "Slots"]
 
 Slots = NDArray[np.int64]
 ABSENT = -1
@@ -65,6 +65,26 @@ class Bytes:
         for device, size in sizes.items():
             self.held[device] = self.held.get(device, 0) + sign * size
         self.peak = max(self.peak, sum(self.held.values()))
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows for a column, with all that could go wrong with them done.
+
+    Attributes:
+        value: The rows.
+        like: 0 rows that stand for the column from then on.
+        bytes: What the value holds, by device.
+    """
+
+    value: Any
+    like: Any
+    bytes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, value: Any, like: Any) -> "NewRows":
+        """Count the bytes of a value; RecursionError if it holds itself."""
+        return cls(value, like, bytes_by_device(value))
 
 
 @dataclass(frozen=True)
@@ -133,17 +153,20 @@ class Column:
     def places_of(self, slots: Slots) -> Slots:
         """Give the number in the column of each slot's row; `ABSENT` where there is none."""
         places = self._places.view
-        if slots.max(initial=ABSENT) < len(places):
+        inside = slots < len(places)
+        if inside.all():
             return places[slots]
-        return np.where(slots < len(places), places[np.minimum(slots, len(places) - 1)], ABSENT)
+        found = np.full(len(slots), ABSENT, dtype=np.int64)
+        found[inside] = places[slots[inside]]
+        return found
 
-    def write(self, slots: Slots, value: Any, like: Any) -> None:
+    def write(self, slots: Slots, rows: NewRows) -> None:
         """Add a put's rows as a segment; slots that have a row already get the new one."""
-        self._like = like
+        self._like = rows.like
         self._places.grow(int(slots.max()) + 1 if len(slots) else 0)
         old = self._places.view[slots]
         self._let_go(old[old >= 0])
-        self._append(slots, value)
+        self._append(slots, rows)
 
     def clear(self, slots: Slots) -> None:
         """Drop the rows of ``slots``, of those that have one."""
@@ -201,7 +224,7 @@ class Column:
                 at = np.flatnonzero(known)
                 places = self._places.view[segment.slots[at]]
                 used = at[places == segment.base + at]
-                self._append(segment.slots[used], copied_rows(segment.value, used))
+                self._append(segment.slots[used], NewRows.of(copied_rows(segment.value, used), self._like))
                 self._drop(number)
         if self._gone > 32 and 2 * self._gone > len(self._segments):
             kept = [number for number, segment in enumerate(self._segments) if segment is not None]
@@ -210,10 +233,10 @@ class Column:
             self._left.replace(self._left.view[kept])
             self._gone = 0
 
-    def _append(self, slots: Slots, value: Any) -> None:
+    def _append(self, slots: Slots, rows: NewRows) -> None:
         if not len(slots):
             return
-        segment = Segment(value, slots, self._next_row, bytes_by_device(value))
+        segment = Segment(rows.value, slots, self._next_row, rows.bytes)
         self._segments.append(segment)
         self._bases.append(segment.base)
         self._left.append(len(slots))

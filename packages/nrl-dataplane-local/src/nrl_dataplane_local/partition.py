@@ -12,7 +12,7 @@ import numpy as np
 from nrl_interfaces.values import copied
 from numpy.typing import NDArray
 
-from nrl_dataplane_local.columns import Bytes, Column, GrowingArray, Slots
+from nrl_dataplane_local.columns import Bytes, Column, GrowingArray, NewRows, Slots
 from nrl_dataplane_local.values import check_fits, empty_like
 
 __all__ = ["Partition", "Put"]
@@ -27,13 +27,13 @@ class Put:
     Attributes:
         sample_ids: Its ids.
         new_ids: Those of them that are not there yet.
-        columns: The value of each field, and the 0 rows that stand for the column from then on.
+        columns: The rows of each field.
         tags: The tags, or None.
     """
 
     sample_ids: list[str]
     new_ids: list[str]
-    columns: Mapping[str, tuple[Any, Any]]
+    columns: Mapping[str, NewRows]
     tags: list[dict[str, Any]] | None
 
 
@@ -145,7 +145,7 @@ class Partition:
                 f"{self.grpo_group_size}"
             )
         there = self.slots_of([sample_id for sample_id in sample_ids if sample_id in self.slots])
-        columns = {name: (value, self._check_column(name, value)) for name, value in values.items()}
+        columns = {name: NewRows.of(value, self._check_column(name, value)) for name, value in values.items()}
         for name in values:
             column = self.columns.get(name)
             if len(there) and column is not None and not replace:
@@ -211,8 +211,8 @@ class Partition:
         self.live.view[first:] = True
         only_new = len(put.new_ids) == len(put.sample_ids)
         slots = np.arange(first, size) if only_new else self.slots_of(put.sample_ids)
-        for name, (value, like) in put.columns.items():
-            self.write(name, slots, value, like)
+        for name, rows in put.columns.items():
+            self.write(name, slots, rows)
         if put.tags is not None:
             self._tags.update(zip(slots.tolist(), put.tags, strict=True))
         self.started = True
@@ -220,9 +220,9 @@ class Partition:
             self._look_again(slots)
         return slots
 
-    def write(self, name: str, slots: Slots, value: Any, like: Any) -> None:
-        """Add a column's rows for slots where rows are; ``like`` is 0 rows that stand for the column."""
-        self.columns.setdefault(name, Column(self.held)).write(slots, value, like)
+    def write(self, name: str, slots: Slots, rows: NewRows) -> None:
+        """Add a column's rows for slots where rows are."""
+        self.columns.setdefault(name, Column(self.held)).write(slots, rows)
 
     def place(self, sample_ids: Sequence[str], slots: Slots, tags: Sequence[dict[str, Any] | None]) -> None:
         """Put rows without columns into a partition that is empty, each at its slot.

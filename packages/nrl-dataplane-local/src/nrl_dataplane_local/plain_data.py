@@ -20,7 +20,7 @@ from nrl_dataplane_local.values import from_numpy
 __all__ = ["KIND", "Encoder", "NotSavableError", "decode", "tagged_dict"]
 
 KIND = "__nrl__"
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device})
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytearray, torch.dtype, torch.device})
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_DEPTH = 200  # far below Python's own limit, at which the unpickler would fail
 _ALLOWED = (
@@ -76,6 +76,8 @@ class Encoder:
         if kind in (list, tuple, set):
             is_plain = _PLAIN.issuperset(map(type, value))
             return value if is_plain else cast("Any", kind)(self._items(value, place, depth))
+        if kind is bytes:  # empty ones are pickled as a call of `bytes`, which the unpickler refuses
+            return value or {KIND: "bytes"}
         if kind is frozenset:
             return {KIND: "frozenset", "items": self._items(value, place, depth)}
         if kind is dict:
@@ -204,6 +206,7 @@ def _decode_packed(value: Mapping[str, Any]) -> PackedTensor:
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "array": _decode_array,
+    "bytes": lambda value: b"",
     "dict": lambda value: dict(zip(map(decode, value["keys"]), map(decode, value["items"]), strict=True)),
     "frozenset": lambda value: frozenset(map(decode, value["items"])),
     "packed": _decode_packed,

@@ -88,11 +88,11 @@ def columns_of(fields: Fields, batch_size: int) -> dict[str, Any]:
 
 def _entries(td: TensorDictBase) -> dict[str, Any]:
     entries = cast("Any", td).items()  # tensordict types it in part only
-    return {name: unwrap(value, td.batch_size[0]) for name, value in entries}
+    return {name: unwrap(value) for name, value in entries}
 
 
-def unwrap(value: Any, batch_size: int) -> Any:
-    """Give what a TensorDict's entry holds."""
+def unwrap(value: Any) -> Any:
+    """Give the column that a TensorDict's entry holds."""
     if isinstance(value, NonTensorStack):
         return cast("Any", value).tolist()
     if not isinstance(value, NonTensorData):
@@ -101,7 +101,7 @@ def unwrap(value: Any, batch_size: int) -> Any:
     try:
         batch_size_of(data)
     except ValueError:
-        return [data] * batch_size
+        return [data] * value.batch_size[0]
     return data
 
 

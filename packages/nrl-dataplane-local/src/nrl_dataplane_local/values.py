@@ -23,6 +23,7 @@ __all__ = [
     "is_identity",
     "join",
     "select_rows",
+    "whole_numbers",
 ]
 
 Positions = NDArray[np.int64]
@@ -105,6 +106,17 @@ def empty_like(value: Any) -> Any:
     return copied(select_rows(value, ()))
 
 
+def whole_numbers(value: Any, count: int) -> list[int] | None:
+    """Give a column of ``count`` whole numbers, [B] or [B, 1], as ints; None if it is none."""
+    is_array = isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and not value.is_nested)
+    items: list[Any] = cast("Any", value).reshape(-1).tolist() if is_array else list(value)
+    try:
+        numbers = [int(item) for item in items]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return numbers if numbers == items and len(items) == count else None
+
+
 def join(values: Sequence[Any]) -> Any:
     """Join values along the rows; a single one is given back as it is.
 
@@ -114,12 +126,12 @@ def join(values: Sequence[Any]) -> Any:
     first = values[0]
     if len(values) == 1:
         return first
-    if isinstance(first, torch.Tensor) and not first.is_nested:
+    if all(isinstance(value, torch.Tensor) and not value.is_nested for value in values):
         return torch.cat(list(values))
-    if isinstance(first, dict):
-        names = cast("dict[str, Any]", first).keys()
-        if any(not isinstance(value, dict) or value.keys() != names for value in values):
-            raise ValueError(f"dicts of other names than {list(names)}")
+    if any(isinstance(value, dict) for value in values):
+        names = list(cast("dict[str, Any]", first)) if isinstance(first, dict) else []
+        if any(not isinstance(value, dict) or value.keys() != set(names) for value in values):
+            raise ValueError("a dict of columns and something else; allowed: dicts of the same names")
         return {name: join([value[name] for value in values]) for name in names}
     return BatchedDataDict[Any].from_batches([{"it": value} for value in values])["it"]
 

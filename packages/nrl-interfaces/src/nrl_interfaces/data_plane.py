@@ -179,9 +179,9 @@ class DataPlaneClient(ABC):
         limit. No field, or ``batch_size`` below 1: ValueError.
 
         Clause 22. With groups of g rows: each put brings whole groups of g consecutive ids, they stay groups when
-        other rows go, and claims hand out whole groups; of a group that has lost rows, what is left of it. A
-        ``batch_size`` that g does not divide: ValueError. ``dp_rank`` is kept in the meta's ``extra_info`` and
-        changes nothing else.
+        other rows go, and claims hand out whole groups, of a group that has lost rows what is left of it; as many as
+        fit into ``batch_size`` rows. A ``batch_size`` that g does not divide: ValueError. ``dp_rank`` is kept in the
+        meta's ``extra_info`` and changes nothing else.
 
         Args:
             partition_id: The partition.
@@ -211,7 +211,7 @@ class DataPlaneClient(ABC):
     def check_consumption_status(self, partition_id: str, task_names: list[str]) -> bool:
         """Tell whether tasks are through with a partition.
 
-        Clause 23. True only when rows were put and each task named has claimed them all. An unknown partition or
+        Clause 23. True only when there are rows and each task named has claimed them all. An unknown partition or
         task: KeyError. No task named: ValueError.
         """
 
@@ -295,7 +295,8 @@ class DataPlaneClient(ABC):
 
         Clause 26. The state in the folder is replaced in one step: at every moment a loader finds the old state or
         the new one. Left-overs of a crash never stop the next save; other files in the folder are left alone; a folder
-        that is a symlink is refused, with the folder intact.
+        that is a symlink: ValueError, with the folder intact. A folder belongs to one owner, by the adapter's config: a
+        load, or a save over the file, of another owner: ValueError that names both.
 
         Clause 28. Whatever `load_checkpoint` would refuse is refused before anything is written: TypeError that names
         the column or tag, the sample id and the class. Views are saved as their rows, not their storage. A checkpoint
@@ -312,7 +313,8 @@ class DataPlaneClient(ABC):
         """Load what `save_checkpoint` wrote, and return its metadata.
 
         Clause 27. Only in a client that was never used (one that is empty again is still used): RuntimeError, and it
-        is unchanged. Afterwards new generations are above every one from before the save.
+        is unchanged. Afterwards new generations are above every one from before the save, and metas from before it
+        are good in the client that loaded it.
         """
 
     @abstractmethod
