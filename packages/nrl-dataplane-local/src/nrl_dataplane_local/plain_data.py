@@ -206,7 +206,7 @@ def _decode_packed(value: Mapping[str, Any]) -> PackedTensor:
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "array": _decode_array,
-    "bytes": lambda value: b"",
+    "bytes": lambda _: b"",
     "dict": lambda value: dict(zip(map(decode, value["keys"]), map(decode, value["items"]), strict=True)),
     "frozenset": lambda value: frozenset(map(decode, value["items"])),
     "packed": _decode_packed,

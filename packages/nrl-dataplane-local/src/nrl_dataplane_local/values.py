@@ -108,8 +108,10 @@ def empty_like(value: Any) -> Any:
 
 def whole_numbers(value: Any, count: int) -> list[int] | None:
     """Give a column of ``count`` whole numbers, [B] or [B, 1], as ints; None if it is none."""
-    is_array = isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and not value.is_nested)
-    items: list[Any] = cast("Any", value).reshape(-1).tolist() if is_array else list(value)
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return None
+    is_array = isinstance(value, torch.Tensor | np.ndarray)
+    items: list[Any] = cast("Any", value).reshape(-1).tolist() if is_array else list(cast("Any", value))
     try:
         numbers = [int(item) for item in items]
     except (TypeError, ValueError, OverflowError):
