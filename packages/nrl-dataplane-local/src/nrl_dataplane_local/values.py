@@ -111,7 +111,7 @@ def whole_numbers(value: Any, count: int) -> list[int] | None:
     if isinstance(value, torch.Tensor) and value.is_nested:
         return None
     is_array = isinstance(value, torch.Tensor | np.ndarray)
-    items: list[Any] = cast("Any", value).reshape(-1).tolist() if is_array else list(cast("Any", value))
+    items: list[Any] = cast("Any", value).reshape(-1).tolist() if is_array else list(value)
     try:
         numbers = [int(item) for item in items]
     except (TypeError, ValueError, OverflowError):
