@@ -59,7 +59,7 @@ class ContractReport:
     def __str__(self) -> str:
         counts = Counter(result.outcome for result in self.results)
         lines = [
-            f"{self.adapter}: {counts['passed']} tests passed, {counts['failed']} failed, {counts['left out']} left out",
+            f"{self.adapter}: {counts['passed']} passed, {counts['failed']} failed, {counts['left out']} left out",
             "",
             "clause  passed  failed  left out",
         ]

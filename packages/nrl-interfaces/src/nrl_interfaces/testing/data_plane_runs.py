@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from nrl_interfaces.batch_meta import KVBatchMeta
 from nrl_interfaces.data_plane import ClaimExplanation, DataPlaneClient, StaleMetaError
 from nrl_interfaces.layout import to_jagged
-from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text
+from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text, fields_of
 from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, ContractBrokenError, Mode
 from nrl_interfaces.testing.model_data_plane import ModelDataPlane
 
@@ -36,14 +36,14 @@ def random_runs(contract: ClauseTests, mode: Mode, runs: int) -> None:
         ContractBrokenError: If they differ; hypothesis adds the shortest run that it found.
     """
     run_state_machine_as_test(
-        lambda: _Runs(contract, mode),
+        cast("type[_Runs]", lambda: _Runs(contract, mode)),
         settings=settings(
             max_examples=runs,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
             database=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
         ),
     )
 
@@ -53,7 +53,8 @@ class _Runs(RuleBasedStateMachine):
 
     def __init__(self, contract: ClauseTests, mode: Mode) -> None:
         super().__init__()
-        self._contract, self._mode = contract, mode
+        self._contract = contract
+        self._mode: Mode = mode
         self._prefix = f"{contract.id_prefix}r{next(_runs)}"
         self._client, self._model = self._make(), ModelDataPlane(partition_mode=mode)
         self._numbers = itertools.count(1)
@@ -185,7 +186,7 @@ class _Runs(RuleBasedStateMachine):
                 lambda client: client.get_samples(asked, self._id(letter), fields),
             )
 
-    @precondition(lambda self: cast("_Runs", self)._metas)  # noqa: SLF001 - itself
+    @precondition(lambda self: bool(self._metas))
     @rule(data=st.data(), fields=st.one_of(st.none(), some_fields))
     def get_data(self, data: st.DataObject, fields: list[str] | None) -> None:
         metas = data.draw(st.sampled_from(self._metas))
@@ -255,10 +256,10 @@ class _Outcome:
 
 def _as_text(result: Any) -> str:
     if isinstance(result, KVBatchMeta):
-        lists = (result.sample_ids, result.fields, result.sequence_lengths, result.tags)
+        lists = (result.sample_ids, result.fields or None, result.sequence_lengths, result.tags)
         return f"a meta: {result.task_name}, {lists}, rank {result.extra_info.get('dp_rank')}"
     if isinstance(result, ClaimExplanation):
         return str({**vars(result), "rows_missing": dict(result.rows_missing)})
     if hasattr(result, "batch_size"):
-        return str(columns_as_text(result, sorted(result.keys())))
+        return str(columns_as_text(result, fields_of(result)))
     return repr(result)

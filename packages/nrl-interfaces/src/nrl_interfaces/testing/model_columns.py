@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nrl_interfaces.layout import jagged_rows, nested_from_rows
 from nrl_interfaces.packed import PackedTensor
@@ -19,14 +20,14 @@ def split(name: str, column: Any, rows: int) -> list[Any]:
     Raises:
         ValueError: If it has another number of rows than ``rows``; names the column.
     """
+    items: list[Any] | None = None
     if isinstance(column, torch.Tensor):
         items = jagged_rows(column) if column.is_nested else list(column) if column.ndim else None
     elif isinstance(column, np.ndarray):
-        items = [column[at : at + 1] for at in range(len(column))]  # an item alone would lose its dtype
+        array = cast("NDArray[Any]", column)
+        items = [array[at : at + 1] for at in range(len(array))]  # an item alone would lose its dtype
     elif isinstance(column, list | tuple | PackedTensor):
         items = list(cast("Sequence[Any]", column))
-    else:
-        items = None
     if items is None or len(items) != rows:
         size = "no rows" if items is None else f"{len(items)} rows"
         raise ValueError(f"field {name!r} has {size}; allowed: {rows}, one a sample id")
@@ -46,7 +47,7 @@ def joined(empty: Any, rows: Sequence[Any]) -> Any:
     if isinstance(empty, PackedTensor):
         return PackedTensor.concat([empty, PackedTensor(rows, empty.dim_to_pack)])
     if isinstance(empty, np.ndarray):
-        return np.concatenate([empty, *rows])
+        return np.concatenate([cast("Any", empty), *rows])
     if isinstance(empty, torch.Tensor):
         if empty.is_nested:
             return nested_from_rows(rows, empty)

@@ -222,8 +222,7 @@ class ModelDataPlane(DataPlaneClient):
                 if self._partitions.get(partition_id) is not partition:
                     current = self._partitions.get(partition_id)
                     raise StaleMetaError(partition_id, partition.generation, current and current.generation)
-            groups = partition.ready(task_name, required_fields)[: batch_size // partition.group_size]
-            ids = [sample_id for group in groups for sample_id in group]
+            ids, _ = partition.look(task_name, required_fields, batch_size)
             partition.claimed[task_name].update(ids)
             return partition.meta(task_name, ids, required_fields, dp_rank)
 
@@ -243,7 +242,8 @@ class ModelDataPlane(DataPlaneClient):
                 raise ValueError("no task is named; allowed: one or more")
             if unknown := [task for task in task_names if task not in partition.tasks]:
                 raise KeyError(f"task {unknown[0]!r} is not one of {partition.tasks}")
-            return partition.was_put and all(len(partition.claimed[task]) == len(partition.rows) for task in task_names)
+            rows = len(partition.rows)
+            return rows > 0 and all(len(partition.claimed[task]) == rows for task in task_names)
 
     # ---- Seeing ----
 

@@ -146,9 +146,15 @@ class ModelPartition:
             and all(name in self.rows[sample_id] for sample_id in ids for name in fields)
         ]
 
-    def more_can_come(self, task: str, fields: Sequence[str]) -> bool:
-        """Whether a put could make more rows claimable."""
-        return self.is_stream or not self.was_put or bool(self._missing(task, fields))
+    def look(self, task: str, fields: Sequence[str], size: int) -> tuple[list[str], bool]:
+        """Give the ids that a claim would take now, whole groups of them, and whether it would wait for more."""
+        found: list[str] = []
+        for group in self.ready(task, fields):
+            if len(found) + len(group) > size:
+                return found, False
+            found += group
+        more_can_come = self.is_stream or not self.was_put or bool(self._missing(task, fields))
+        return found, len(found) < size and more_can_come
 
     def _missing(self, task: str, fields: Sequence[str]) -> dict[str, int]:
         left = [row for sample_id, row in self.rows.items() if sample_id not in self.claimed[task]]
@@ -157,7 +163,6 @@ class ModelPartition:
 
     def explain(self, task: str, fields: Sequence[str], size: int) -> ClaimExplanation:
         """See `DataPlaneClient.explain`."""
-        ready = self.ready(task, fields)
         expected = 0 if self.was_put and not self.is_stream else self.num_samples - len(self.rows)
         return ClaimExplanation(
             partition_id=self.partition_id,
@@ -165,11 +170,11 @@ class ModelPartition:
             required_fields=tuple(fields),
             batch_size=size,
             rows=len(self.rows),
-            rows_ready=sum(map(len, ready)),
+            rows_ready=sum(map(len, self.ready(task, fields))),
             rows_claimed=len(self.claimed[task]),
             rows_missing=self._missing(task, fields),
             rows_expected=expected,
-            would_wait=len(ready) < size // self.group_size and self.more_can_come(task, fields),
+            would_wait=self.look(task, fields, size)[1],
         )
 
     def release(self, ids: Sequence[str], task: str) -> None:

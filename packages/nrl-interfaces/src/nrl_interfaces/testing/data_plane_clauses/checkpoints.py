@@ -1,4 +1,4 @@
-"""Clauses 26 and 27: checkpoints that replace each other, and what is loaded. What they may hold stands in `loading`."""
+"""Clauses 26 and 27: checkpoints that replace each other, and their loading. What they may hold stands in `loading`."""
 
 import threading
 from pathlib import Path

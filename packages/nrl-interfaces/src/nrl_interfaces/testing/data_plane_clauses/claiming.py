@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from nrl_interfaces.data_plane import DataPlaneClient
+from nrl_interfaces.batch_meta import KVBatchMeta
 from nrl_interfaces.testing.data_plane_clauses.ground import LONG_S, ClauseTests, Waiting
 
 ABD = ["a", "b", "d"]
@@ -96,12 +96,9 @@ class ClaimingTests(ClauseTests):
         client = self.with_rows()
         self.claimed(client, "train", ["x"], 2)
         for strange in ("d", "nobody"):
-            call = self._release(client, ["a", strange])
-            self.raises(ValueError, call, strange)
+            ids = ["a", strange]
+            self.raises(ValueError, lambda ids=ids: client.release_claims(ids, self.p, "train"), strange)
         self.same(self.claimed(client, "train", ["x"], 3), ["d"], "claimable after the refused release")
-
-    def _release(self, client: DataPlaneClient, ids: list[str]):  # noqa: ANN202
-        return lambda: client.release_claims(ids, self.p, "train")
 
     def test_clause_20_gives_what_is_there(self) -> None:
         """Not blocking: what is there, at once."""
@@ -129,12 +126,13 @@ class ClaimingTests(ClauseTests):
         """An unknown partition or task, or a field that is not declared: KeyError at once, not after the time limit."""
         client = self.with_rows()
 
-        def claim(partition: str, task: str, field: str):  # noqa: ANN202
-            return Waiting(lambda: client.claim_meta(partition, task, [field], 3, timeout_s=10 * LONG_S)).result
+        def claim(partition: str, task: str, field: str) -> KVBatchMeta:
+            waiting = Waiting(lambda: client.claim_meta(partition, task, [field], 3, timeout_s=10 * LONG_S))
+            return waiting.result(LONG_S)
 
-        self.raises(KeyError, lambda: claim(self.q, "train", "x")(LONG_S), self.q)
-        self.raises(KeyError, lambda: claim(self.p, "sleep", "x")(LONG_S), "sleep")
-        self.raises(KeyError, lambda: claim(self.p, "train", "nowhere")(LONG_S), "nowhere")
+        self.raises(KeyError, lambda: claim(self.q, "train", "x"), self.q)
+        self.raises(KeyError, lambda: claim(self.p, "sleep", "x"), "sleep")
+        self.raises(KeyError, lambda: claim(self.p, "train", "nowhere"), "nowhere")
         self.same(self.claimed(client, "train", ["x"], 3), ABD, "claimable afterwards")
 
     def test_clause_21_refuses_no_fields_and_no_rows(self) -> None:

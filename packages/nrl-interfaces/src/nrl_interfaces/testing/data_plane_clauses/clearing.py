@@ -41,7 +41,7 @@ class ClearingTests(ClauseTests):
         """A stream partition stays when its last row goes."""
         client = self.with_rows("stream")
         client.clear_samples(ABD, self.p)
-        self.same((client.list_sample_ids(self.p), client.stats().partitions), ([], 1), "ids and partitions")
+        self.same((client.list_sample_ids(self.p), client.stats().partitions), (list[str](), 1), "ids and partitions")
         client.put_samples(["a"], self.p, {"x": torch.tensor([9])})
         self.same(self.claimed(client, "train", ["x"], 1), ["a"], "an id that comes again")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nrl_interfaces.layout import jagged_rows
 from nrl_interfaces.packed import PackedTensor
 
-__all__ = ["columns_as_text", "described", "rows_of"]
+__all__ = ["columns_as_text", "described", "fields_of", "rows_of"]
 
 
 def rows_of(column: Any) -> list[Any]:
@@ -37,7 +37,8 @@ def described(value: Any) -> str:
         array = cast("NDArray[Any]", value)
         return f"array {array.dtype}{list(array.shape)} {[described(item) for item in array.tolist()]}"
     if isinstance(value, np.generic):
-        return f"scalar {value.dtype} {value.item()!r}"
+        scalar = cast("np.generic[Any]", value)
+        return f"scalar {scalar.dtype} {scalar.item()!r}"
     if isinstance(value, PackedTensor):
         return f"packed {[described(row) for row in value]}"
     return _described_plain(value)
@@ -56,10 +57,14 @@ def _described_plain(value: Any) -> str:
     return repr(value)
 
 
-def _kind(value: Any, usual: type) -> str:
+def _kind(value: object, usual: type) -> str:
     """The class of a value, nothing where it is the usual one."""
-    kind: type = type(value)
-    return "" if kind is usual else kind.__name__
+    return "" if type(value) is usual else type(value).__name__
+
+
+def fields_of(columns: Any) -> list[str]:
+    """Give the names of the fields of a TensorDict or mapping, sorted."""
+    return sorted(columns.keys())
 
 
 def columns_as_text(columns: Any, fields: Sequence[str]) -> dict[str, list[str]]:

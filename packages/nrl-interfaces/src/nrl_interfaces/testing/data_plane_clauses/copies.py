@@ -1,9 +1,11 @@
 """Clause 9: nothing of the caller's is kept, and nothing of the store's is handed out."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nrl_interfaces.packed import PackedTensor
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text, rows_of
@@ -37,22 +39,22 @@ def _spoil(value: Any) -> None:
         for segment in value.stored_segments:
             segment.fill_(99)
     elif isinstance(value, np.ndarray):
-        value.fill(99)
+        cast("NDArray[Any]", value).fill(99)
     elif isinstance(value, dict):
-        _spoil_items(list(value.values()))
+        _spoil_items(cast("dict[str, Any]", value).values())
         value["spoiled"] = True
     elif isinstance(value, list):
-        _spoil_items(value)
-        value[:] = ["spoiled"] * len(value)
+        _spoil_items(cast("list[Any]", value))
+        value[:] = ["spoiled"] * len(cast("list[Any]", value))
     elif isinstance(value, tuple):
-        _spoil_items(list(value))
+        _spoil_items(cast("tuple[Any, ...]", value))
     elif isinstance(value, set):
-        value.add("spoiled")
+        cast("set[Any]", value).add("spoiled")
     elif isinstance(value, bytearray):
         value[:] = b"spoiled"
 
 
-def _spoil_items(values: list[Any]) -> None:
+def _spoil_items(values: Iterable[Any]) -> None:
     for item in values:
         _spoil(item)
 

@@ -17,7 +17,7 @@ class SeeingTests(ClauseTests):
     """Clauses 29 to 31."""
 
     def test_clause_29_counts_rows_ready_missing_and_claimed(self) -> None:
-        """explain says rows ready, rows missing which fields, rows already claimed."""
+        """What explain says: rows ready, rows missing which fields, rows already claimed."""
         client = self.with_rows(ids=list("abcde"))
         client.put_samples(["b", "d"], self.p, {"y": torch.tensor([1, 2])})
         self.claimed(client, "train", ["y"], 1)
@@ -28,7 +28,7 @@ class SeeingTests(ClauseTests):
         self.same(asked, (self.p, "train", ("x", "y"), 3), "what was asked")
 
     def test_clause_29_agrees_with_the_claim(self) -> None:
-        """explain says whether a claim would wait: it does if and only if the claim does."""
+        """What explain says: whether a claim would wait: it does if and only if the claim does."""
         client = self.with_rows()
         client.put_samples(["a", "b"], self.p, {"y": torch.tensor([1, 2])})
         for fields, size in ((["x"], 2), (["x", "y"], 2), (["x", "y"], 3), (["c"], 1), (["x"], 9)):
@@ -42,7 +42,7 @@ class SeeingTests(ClauseTests):
             self.same(would_wait, waited, f"would_wait of {size} rows with {fields}")
 
     def test_clause_29_counts_rows_that_are_not_put(self) -> None:
-        """explain says why a claim would wait: rows that are not put yet, too."""
+        """What explain says: why a claim would wait: rows that are not put yet, too."""
         client = self.client()
         client.register_partition(self.p, ["x"], 3, list(self.TASKS))
         why = client.explain(self.p, "train", ["x"], 2)
@@ -50,13 +50,13 @@ class SeeingTests(ClauseTests):
         self.holds(self.p in str(why) and "3" in str(why), f"as text: {why}")
 
     def test_clause_29_changes_nothing(self) -> None:
-        """explain looks: nothing is claimed by it."""
+        """A look by explain claims nothing."""
         client = self.with_rows()
         client.explain(self.p, "train", ["x"], 3)
         self.same(self.claimed(client, "train", ["x"], 3), ABD)
 
     def test_clause_29_refuses_what_a_claim_refuses(self) -> None:
-        """explain: bad arguments as in claim_meta."""
+        """Bad arguments of explain: as in claim_meta."""
         client = self.with_rows()
         self.raises(KeyError, lambda: client.explain(self.q, "train", ["x"], 1), self.q)
         self.raises(KeyError, lambda: client.explain(self.p, "sleep", ["x"], 1), "sleep")
@@ -83,7 +83,7 @@ class SeeingTests(ClauseTests):
         client.get_samples(ABD, self.p, ["x"])
         client.get_samples(["a"], self.p, ["x"])
         self.raises(KeyError, lambda: client.get_samples(["nobody"], self.p, ["x"]))
-        client.put_samples(ABD, self.p, tags=[{}] * 3)
+        client.put_samples(ABD, self.p, tags=[{"n": 1}] * 3)
         after = client.stats().operations
         self.same(after.get("get_samples", 0) - before.get("get_samples", 0), 2, "get_samples")
         self.same(after.get("put_samples", 0) - before.get("put_samples", 0), 1, "put_samples")
@@ -135,7 +135,7 @@ class SeeingTests(ClauseTests):
         self.holds(all(event["wall_ms"] >= 0 for event in events), f"times {[event['wall_ms'] for event in events]}")
 
     def test_clause_31_a_view_holds_its_moment(self) -> None:
-        """freeze gives an immutable view of this moment: view.save writes it whatever happens to the client meanwhile."""
+        """A view is of the moment of freeze: view.save writes that, whatever happens to the client meanwhile."""
         self.needs("freeze")
         client, folder = self.with_rows(x=torch.tensor([1, 2, 3]), c=["A", "B", "D"]), self.folder()
         client.put_samples(ABD, self.p, tags=[{"n": 1}, {"n": 2}, {"n": 3}])

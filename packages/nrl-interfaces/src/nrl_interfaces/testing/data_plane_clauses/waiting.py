@@ -1,5 +1,6 @@
 """Clauses 18 and 19: claims that wait. Times are compared with each other and with the limits, never with a clock's."""
 
+import itertools
 import math
 import threading
 import time
@@ -65,7 +66,7 @@ class WaitingTests(ClauseTests):
         client.put_samples(ABD, self.p, {"x": torch.arange(3)})
         got = [claim.result().sample_ids for claim in claims]
         self.same(sorted(map(len, got)), [1, 2], "rows of the two claims")
-        self.same(sorted(sum(got, [])), ABD, "ids of the two claims")
+        self.same(sorted(itertools.chain(*got)), ABD, "ids of the two claims")
 
     def test_clause_18_gives_an_empty_meta_when_all_are_claimed(self) -> None:
         """When all rows have been claimed it gives an empty meta."""
