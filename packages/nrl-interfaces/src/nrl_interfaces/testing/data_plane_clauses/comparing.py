@@ -47,7 +47,7 @@ def described(value: Any) -> str:
 def _described_plain(value: Any) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{described(key)}: {described(item)}" for key, item in cast("Mapping[Any, Any]", value).items())
-        return f"{_kind(value, dict)}{{{', '.join(pairs)}}}"
+        return f"{_kind(cast('Any', value), dict)}{{{', '.join(pairs)}}}"
     if isinstance(value, list):
         return f"{_kind(cast('Any', value), list)}[{', '.join(map(described, cast('list[Any]', value)))}]"
     if isinstance(value, tuple):
