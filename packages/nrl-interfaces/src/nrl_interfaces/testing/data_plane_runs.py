@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from nrl_interfaces.batch_meta import KVBatchMeta
 from nrl_interfaces.data_plane import ClaimExplanation, DataPlaneClient, StaleMetaError
@@ -17,6 +17,7 @@ from nrl_interfaces.layout import to_jagged
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text, fields_of
 from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, ContractBrokenError, Mode
 from nrl_interfaces.testing.model_data_plane import ModelDataPlane
+from nrl_interfaces.testing.model_partition import ModelPartition
 
 __all__ = ["random_runs"]
 
@@ -26,6 +27,8 @@ ERRORS = (StaleMetaError, TimeoutError, KeyError, ValueError, RuntimeError, Type
 
 letters, tasks = st.sampled_from("pqr"), st.sampled_from(TASKS)
 some_fields = st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True)
+sizes = st.integers(1, 4)
+groups = st.sampled_from([None, None, 2])
 _runs = itertools.count(1)
 
 
@@ -59,6 +62,7 @@ class _Runs(RuleBasedStateMachine):
         self._client, self._model = self._make(), ModelDataPlane(partition_mode=mode)
         self._numbers = itertools.count(1)
         self._metas: list[dict[DataPlaneClient, KVBatchMeta]] = []
+        self._steps_since_load = 0
 
     def _make(self) -> DataPlaneClient:
         return self._contract.make_client(partition_mode=self._mode, max_partitions=2, owner=None, safe_globals=())
@@ -69,19 +73,38 @@ class _Runs(RuleBasedStateMachine):
 
     def _agree(self, what: str, call: Callable[[DataPlaneClient], object]) -> dict[DataPlaneClient, Any]:
         """Call both; fail unless they do the same. Give the results, nothing where both raised."""
+        self._steps_since_load += 1
         seen, right = _Outcome(call, self._client), _Outcome(call, self._model)
         if seen.text != right.text:
             raise ContractBrokenError(f"in a random run: {what}\n  seen: {seen.text}\n  right: {right.text}")
         return {} if right.error else {self._client: seen.result, self._model: right.result}
 
-    def _id(self, letter: str) -> str:
-        return f"{self._prefix}{letter}"
+    # ---- What calls are made of ----
 
-    def _some_ids(self, data: st.DataObject, letter: str, *, least: int = 1) -> list[str]:
-        """Choose ids that are there, in any order; perhaps none where none is."""
-        there = self._model.list_sample_ids(self._id(letter))
-        size = len(there)
-        return data.draw(st.lists(st.sampled_from(there), min_size=least, max_size=size, unique=True)) if size else []
+    def _filled(self) -> list[ModelPartition]:
+        return [partition for partition in self._model.partitions if partition.rows]
+
+    def _with_room(self) -> list[ModelPartition]:
+        return [
+            partition
+            for partition in self._model.partitions
+            if (len(partition.rows) < partition.num_samples if partition.is_stream else not partition.was_put)
+        ]
+
+    def _claimed(self) -> list[tuple[str, str, list[str]]]:
+        """The partitions and tasks that have claims, with the ids."""
+        return [
+            (partition.partition_id, task, sorted(ids))
+            for partition in self._model.partitions
+            for task, ids in partition.claimed.items()
+            if ids
+        ]
+
+    def _some_rows(self, data: st.DataObject) -> tuple[ModelPartition, list[str]]:
+        """Choose a partition and ids that are there, in any order."""
+        partition = data.draw(st.sampled_from(self._filled()))
+        there = sorted(partition.rows)
+        return partition, data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=len(there), unique=True))
 
     def _columns(self, fields: Sequence[str], rows: int) -> dict[str, Any]:
         """Make columns whose values stand in no other."""
@@ -101,131 +124,146 @@ class _Runs(RuleBasedStateMachine):
         number = next(self._numbers)
         return [{"n": [number, at]} for at in range(rows)]
 
+    def _new_ids(self, rows: int) -> list[str]:
+        numbers = [next(self._numbers) for _ in range(rows)]
+        return [f"s{number * 7 % 10}-{number}" for number in numbers]  # not in sorted order
+
     # ---- The calls ----
 
-    @rule(letter=letters, rows=st.integers(0, 6), group=st.sampled_from([None, None, 2]))
+    @initialize(rows=st.sampled_from([2, 4, 6]), group=groups, fields=some_fields)
+    def begin(self, rows: int, group: int | None, fields: list[str]) -> None:
+        for letter in "pq":
+            self.register(letter, rows, group)
+            self._put(
+                self._prefix + letter, self._new_ids(rows - rows % (group or 1)), fields, tagged=True, replace=False
+            )
+
+    @precondition(lambda self: len(self._model.partitions) < 2 or self._steps_since_load % 5 == 0)
+    @rule(letter=letters, rows=st.integers(0, 6), group=groups)
     def register(self, letter: str, rows: int, group: int | None) -> None:
         self._agree(
             f"register_partition of {rows} rows in groups of {group}",
-            lambda client: client.register_partition(self._id(letter), list(FIELDS), rows, list(TASKS), group),
+            lambda client: client.register_partition(self._prefix + letter, list(FIELDS), rows, list(TASKS), group),
         )
 
-    @rule(letter=letters, rows=st.integers(1, 6), fields=some_fields, tagged=st.booleans())
-    def put_new(self, letter: str, rows: int, fields: list[str], *, tagged: bool) -> None:
-        ids = [f"s{9 - next(self._numbers) % 7}-{next(self._numbers)}" for _ in range(rows)]  # not in sorted order
-        self._put(letter, ids, fields, tagged=tagged, replace=False)
+    @precondition(lambda self: bool(self._with_room()))
+    @rule(data=st.data(), fields=some_fields, tagged=st.booleans())
+    def put_new(self, data: st.DataObject, fields: list[str], *, tagged: bool) -> None:
+        partition = data.draw(st.sampled_from(self._with_room()))
+        room = partition.num_samples - len(partition.rows)
+        rows = data.draw(st.sampled_from([room, room, max(1, room // 2), room + 1]))
+        self._put(partition.partition_id, self._new_ids(rows), fields, tagged=tagged, replace=False)
 
-    @rule(data=st.data(), letter=letters, fields=some_fields, tagged=st.booleans(), replace=st.booleans())
-    def put_more(self, data: st.DataObject, letter: str, fields: list[str], *, tagged: bool, replace: bool) -> None:
-        if ids := self._some_ids(data, letter):
-            self._put(letter, ids, fields, tagged=tagged, replace=replace)
+    @precondition(lambda self: bool(self._filled()))
+    @rule(data=st.data(), fields=some_fields, kind=st.sampled_from(["add", "replace", "tags", "both"]))
+    def put_more(self, data: st.DataObject, fields: list[str], kind: str) -> None:
+        partition, ids = self._some_rows(data)
+        columns = None if kind == "tags" else fields
+        self._put(partition.partition_id, ids, columns, tagged=kind in ("tags", "both"), replace=kind == "replace")
 
-    def _put(self, letter: str, ids: list[str], fields: list[str], *, tagged: bool, replace: bool) -> None:
-        columns, tags = self._columns(fields, len(ids)), self._tags(len(ids)) if tagged else None
+    def _put(self, partition_id: str, ids: list[str], fields: list[str] | None, *, tagged: bool, replace: bool) -> None:
+        columns = None if fields is None else self._columns(fields, len(ids))
+        tags = self._tags(len(ids)) if tagged else None
         metas = self._agree(
             f"put_samples of {ids} with {fields}, {tags=}, {replace=}",
-            lambda client: client.put_samples(ids, self._id(letter), columns, tags, replace=replace),
+            lambda client: client.put_samples(ids, partition_id, columns, tags, replace=replace),
         )
         if metas:
             self._metas.append(metas)
 
-    @rule(
-        data=st.data(), letter=letters, fields=some_fields, fault=st.sampled_from(["short", "twice", "tags", "field"])
-    )
-    def put_wrong(self, data: st.DataObject, letter: str, fields: list[str], fault: str) -> None:
-        ids = self._some_ids(data, letter)
-        if not ids:
-            return
-        columns, tags = self._columns(fields, len(ids) - (fault == "short")), self._tags(len(ids) + (fault == "tags"))
-        if fault == "field":
-            columns["nowhere"] = torch.arange(len(ids))
+    @precondition(lambda self: bool(self._filled()))
+    @rule(data=st.data(), fields=some_fields, fault=st.sampled_from(["short", "twice", "tags", "field"]))
+    def put_wrong(self, data: st.DataObject, fields: list[str], fault: str) -> None:
+        partition, ids = self._some_rows(data)
+        rows = len(ids)
         if fault == "twice":
-            ids, columns, tags = [*ids, ids[0]], self._columns(fields, len(ids) + 1), self._tags(len(ids) + 1)
+            ids, rows = [*ids, ids[0]], rows + 1
+        columns, tags = self._columns(fields, rows - (fault == "short")), self._tags(rows + (fault == "tags"))
+        if fault == "field":
+            columns["nowhere"] = torch.arange(rows)
         self._agree(
             f"put_samples of {ids} with a fault: {fault}",
-            lambda client: client.put_samples(ids, self._id(letter), columns, tags, replace=True),
+            lambda client: client.put_samples(ids, partition.partition_id, columns, tags, replace=True),
         )
 
-    @rule(data=st.data(), letter=letters)
-    def put_tags(self, data: st.DataObject, letter: str) -> None:
-        if ids := self._some_ids(data, letter):
-            tags = self._tags(len(ids))
-            self._agree(f"tags of {ids}", lambda client: client.put_samples(ids, self._id(letter), tags=tags))
-
+    @precondition(lambda self: bool(self._model.partitions))
     @rule(
-        letter=letters,
+        data=st.data(),
         task=tasks,
         fields=some_fields,
-        size=st.integers(1, 4),
+        size=sizes,
         blocking=st.booleans(),
-        ranked=st.booleans(),
+        rank=st.sampled_from([None, 3]),
     )
-    def claim(self, letter: str, task: str, fields: list[str], size: int, *, blocking: bool, ranked: bool) -> None:
-        rank = 3 if ranked else None
+    def claim(
+        self, data: st.DataObject, task: str, fields: list[str], size: int, *, blocking: bool, rank: int | None
+    ) -> None:
+        partition_id = data.draw(st.sampled_from(self._model.partitions)).partition_id
         metas = self._agree(
             f"claim_meta of {size} rows with {fields} for {task}, {blocking=}",
-            lambda client: client.claim_meta(self._id(letter), task, fields, size, rank, blocking, 0),
+            lambda client: client.claim_meta(partition_id, task, fields, size, rank, blocking, 0),
         )
         if metas:
             self._metas.append(metas)
 
-    @rule(data=st.data(), letter=letters, task=tasks)
-    def release(self, data: st.DataObject, letter: str, task: str) -> None:
-        if ids := self._some_ids(data, letter):
-            self._agree(
-                f"release_claims of {ids} for {task}",
-                lambda client: client.release_claims(ids, self._id(letter), task),
-            )
+    @precondition(lambda self: bool(self._claimed()))
+    @rule(data=st.data(), also=st.sampled_from(["", "", "", "nobody"]))
+    def release(self, data: st.DataObject, also: str) -> None:
+        partition_id, task, claimed = data.draw(st.sampled_from(self._claimed()))
+        ids = data.draw(st.one_of(st.just(claimed), st.lists(st.sampled_from(claimed), min_size=1, unique=True)))
+        asked = [*ids, also] if also else ids
+        self._agree(
+            f"release_claims of {asked} for {task}", lambda client: client.release_claims(asked, partition_id, task)
+        )
 
-    @rule(data=st.data(), letter=letters, fields=some_fields, strange=st.sampled_from(["", "", "nobody"]))
-    def get_samples(self, data: st.DataObject, letter: str, fields: list[str], strange: str) -> None:
-        if ids := self._some_ids(data, letter):
-            asked = [*ids, strange] if strange else ids
-            self._agree(
-                f"get_samples of {asked} with {fields}",
-                lambda client: client.get_samples(asked, self._id(letter), fields),
-            )
+    @precondition(lambda self: bool(self._filled()))
+    @rule(data=st.data(), fields=some_fields, also=st.sampled_from(["", "", "", "nobody"]))
+    def get_samples(self, data: st.DataObject, fields: list[str], also: str) -> None:
+        partition, ids = self._some_rows(data)
+        there = [name for name in FIELDS if all(name in partition.rows[sample_id] for sample_id in ids)]
+        names = data.draw(st.sampled_from([fields, there or fields]))
+        asked = [*ids, also] if also else ids
+        self._agree(
+            f"get_samples of {asked} with {names}",
+            lambda client: client.get_samples(asked, partition.partition_id, names),
+        )
 
     @precondition(lambda self: bool(self._metas))
     @rule(data=st.data(), fields=st.one_of(st.none(), some_fields))
     def get_data(self, data: st.DataObject, fields: list[str] | None) -> None:
-        metas = data.draw(st.sampled_from(self._metas))
-        if next(iter(metas.values())).size:
+        metas = self._metas[data.draw(st.integers(0, len(self._metas) - 1))]
+        if metas[self._model].size:
             self._agree(
-                f"get_data of an earlier meta with {fields}",
-                lambda client: client.get_data(metas[client], fields),
+                f"get_data of an earlier meta with {fields}", lambda client: client.get_data(metas[client], fields)
             )
 
-    @rule(data=st.data(), letter=letters, strange=st.sampled_from([None, None, "nobody"]))
-    def clear(self, data: st.DataObject, letter: str, strange: str | None) -> None:
-        ids = self._some_ids(data, letter)
+    @precondition(lambda self: bool(self._filled()) and self._steps_since_load % 3 == 0)
+    @rule(data=st.data(), strange=st.sampled_from([None, None, "nobody"]))
+    def clear(self, data: st.DataObject, strange: str | None) -> None:
+        partition, ids = self._some_rows(data)
         asked = [*ids, strange] if strange else ids
-        if asked:
-            self._agree(f"clear_samples of {asked}", lambda client: client.clear_samples(asked, self._id(letter)))
+        self._agree(f"clear_samples of {asked}", lambda client: client.clear_samples(asked, partition.partition_id))
 
+    @precondition(lambda self: self._steps_since_load % 7 == 0)
     @rule(letter=letters)
     def clear_all(self, letter: str) -> None:
-        self._agree("clear_samples of all", lambda client: client.clear_samples(None, self._id(letter)))
+        self._agree("clear_samples of all", lambda client: client.clear_samples(None, self._prefix + letter))
 
-    @rule(letter=letters, names=st.lists(tasks, min_size=1, unique=True))
-    def status(self, letter: str, names: list[str]) -> None:
+    @rule(letter=letters, task=tasks, names=st.lists(tasks, min_size=1, unique=True), fields=some_fields, size=sizes)
+    def look(self, letter: str, task: str, names: list[str], fields: list[str], size: int) -> None:
+        partition_id = self._prefix + letter
+        self._agree("list_sample_ids", lambda client: client.list_sample_ids(partition_id))
+        self._agree("stats", lambda client: (client.stats().partitions, client.stats().rows))
         self._agree(
             f"check_consumption_status of {names}",
-            lambda client: client.check_consumption_status(self._id(letter), names),
+            lambda client: client.check_consumption_status(partition_id, names),
         )
-
-    @rule(letter=letters, task=tasks, fields=some_fields, size=st.integers(1, 4))
-    def explain(self, letter: str, task: str, fields: list[str], size: int) -> None:
         self._agree(
             f"explain of {size} rows with {fields} for {task}",
-            lambda client: client.explain(self._id(letter), task, fields, size),
+            lambda client: client.explain(partition_id, task, fields, size),
         )
 
-    @rule(letter=letters)
-    def look(self, letter: str) -> None:
-        self._agree("list_sample_ids", lambda client: client.list_sample_ids(self._id(letter)))
-        self._agree("stats", lambda client: (client.stats().partitions, client.stats().rows))
-
+    @precondition(lambda self: self._steps_since_load > 15)
     @rule()
     def save_and_load(self) -> None:
         old = (self._client, self._model)
@@ -237,6 +275,7 @@ class _Runs(RuleBasedStateMachine):
             folders = {self._client: Path(name, "client"), self._model: Path(name, "model")}
             self._agree("load_checkpoint", lambda client: client.load_checkpoint(folders[client]))
         self._metas = [{self._client: metas[old[0]], self._model: metas[old[1]]} for metas in self._metas]
+        self._steps_since_load = 0
 
 
 class _Outcome:

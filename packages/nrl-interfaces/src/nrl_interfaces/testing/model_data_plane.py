@@ -67,6 +67,11 @@ class ModelDataPlane(DataPlaneClient):
         self._closed = False
         self._changed = threading.Condition()
 
+    @property
+    def partitions(self) -> list[ModelPartition]:
+        """What is held, to look at."""
+        return list(self._partitions.values())
+
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None]:
         """One call: alone, refused after close, counted if it succeeds; waiting claims look again."""
