@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nrl_dataplane_local.columns import Bytes, Column, GrowingArray, NewRows
+from nrl_dataplane_local.columns import Bytes, ColumnGroup, GrowingArray, NewRows
 from nrl_dataplane_local.values import empty_like
 
 SLOTS = 12
@@ -20,23 +20,23 @@ steps = st.lists(
 )
 
 
-def new_rows(numbers: list[int]) -> NewRows:
+def new_rows(numbers: list[int], *names: str) -> dict[str, NewRows]:
     value = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 1)
-    return NewRows.of(value, empty_like(value))
+    return dict.fromkeys(names or ("x",), NewRows.of(value, empty_like(value)))
 
 
 def slots_of(numbers: list[int]) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-def read(column: Column, slots: list[int], *, copy: bool = True) -> list[int]:
-    return column.find(column.places_of(slots_of(slots))).read(copy=copy).reshape(-1).tolist()
+def read(column: ColumnGroup, slots: list[int], name: str = "x", *, copy: bool = True) -> list[int]:
+    return column.find(column.places_of(slots_of(slots))).read(name, copy=copy).reshape(-1).tolist()
 
 
 @given(steps)
 def test_a_column_is_a_dict_of_rows(plan: list[tuple[str, list[int]]]) -> None:
     held, model, number = Bytes(), {}, 0
-    column = Column(held)
+    column = ColumnGroup(held)
     column.write(slots_of([]), new_rows([]))
     for verb, slots in plan:
         if verb == "write":
@@ -64,7 +64,7 @@ def test_a_column_is_a_dict_of_rows(plan: list[tuple[str, list[int]]]) -> None:
 
 @given(steps, st.sets(st.integers(0, SLOTS - 1)))
 def test_renumbering_moves_every_row(plan: list[tuple[str, list[int]]], dropped: set[int]) -> None:
-    column = Column(Bytes())
+    column = ColumnGroup(Bytes())
     column.write(slots_of([]), new_rows([]))
     column.write(slots_of(list(range(SLOTS))), new_rows(list(range(SLOTS))))
     for verb, slots in plan:
@@ -82,9 +82,25 @@ def test_renumbering_moves_every_row(plan: list[tuple[str, list[int]]], dropped:
     assert read(column, [len(kept)]) == [99]
 
 
+def test_columns_that_part_keep_their_rows_and_their_bytes() -> None:
+    held = Bytes()
+    group = ColumnGroup(held)
+    group.write(slots_of([0, 1, 2]), new_rows([5, 6, 7], "x", "y", "z"))
+    group.clear(slots_of([1]))
+    parted = group.split(["y"])
+    assert (list(group.likes), list(parted.likes), held.held) == (["x", "z"], ["y"], {"cpu": 72})
+    parted.write(slots_of([2, 1]), new_rows([8, 9], "y"))
+    assert read(group, [0, 2], "z") == [5, 7]
+    assert read(parted, [0, 1, 2], "y") == [5, 9, 8]
+    assert group.present(0, 3).tolist() == [True, False, True]
+    group.let_go()
+    parted.let_go()
+    assert held.held == {"cpu": 0}
+
+
 def test_a_segment_goes_with_its_last_row_at_once() -> None:
     held = Bytes()
-    column = Column(held)
+    column = ColumnGroup(held)
     column.write(slots_of([0, 1]), new_rows([5, 6]))
     column.clear(slots_of([0]))
     assert held.held == {"cpu": 16}
@@ -95,7 +111,7 @@ def test_a_segment_goes_with_its_last_row_at_once() -> None:
 
 def test_thin_segments_are_compacted() -> None:
     held = Bytes()
-    column = Column(held)
+    column = ColumnGroup(held)
     column.write(slots_of(list(range(10))), new_rows(list(range(10))))
     column.clear(slots_of(list(range(4))))
     column.compact()
@@ -107,7 +123,7 @@ def test_thin_segments_are_compacted() -> None:
 
 
 def test_segments_that_are_gone_are_forgotten() -> None:
-    column = Column(Bytes())
+    column = ColumnGroup(Bytes())
     for slot in range(1000):
         column.write(slots_of([slot]), new_rows([slot]))
         column.clear(slots_of([slot - 5]) if slot >= 5 else slots_of([]))

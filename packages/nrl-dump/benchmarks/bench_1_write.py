@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 import torch
-from measuring import Way, batch, ratio, rounds, spread, table
+from bench_report import ratio, spread, table
+from measuring import Way, batch, rounds
 from nrl_dump import TrainDataDump
 
 ROWS, LENGTH = 512, 4096

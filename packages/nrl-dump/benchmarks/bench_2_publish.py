@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from measuring import batch, ratio, rounds, spread, table
+from bench_report import ratio, spread, table
+from measuring import batch, rounds
 from nrl_dump import TrainDataDump
 
 SHARDS = 4

@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measuring import batch, table
+from bench_report import table
+from measuring import batch
 from nrl_dump import TrainDataDump
 
 ROWS, LENGTH = 1024, 4096

@@ -130,10 +130,10 @@ def _encode_tag(tag: dict[str, Any] | None, sample_id: str, partition: Partition
 
 
 def _encode_column(name: str, partition: Partition, slots: Slots, encoder: Encoder) -> dict[str, Any]:
-    column = partition.columns[name]
-    places = column.places_of(slots)
+    group = partition.columns[name]
+    places = group.places_of(slots)
     rows = np.flatnonzero(places >= 0)
-    value = column.find(places[rows]).read(copy=False)
+    value = group.find(places[rows]).read(name, copy=False)
     ids = partition.ids_at(slots[rows])
 
     def place(row: int | None) -> Callable[[], str]:
@@ -169,9 +169,12 @@ def _decode(saved: dict[str, Any], held: Bytes) -> Partition:
     partition.place(saved["sample_ids"], slots, [None if tag is None else decode(tag) for tag in saved["tags"]])
     for task, claimed in saved["claimed"].items():
         partition.claim(slots[claimed.numpy()], task)
+    by_rows: dict[bytes, dict[str, NewRows]] = {}
     for name, column in saved["columns"].items():
         value, rows = decode(column["value"]), column["rows"].numpy()
         if name not in partition.fields or batch_size_of(value) != len(rows):
             raise ValueError(f"column {name!r} has other rows than it says, or is not declared")
-        partition.write(name, slots[rows], NewRows.of(value, empty_like(value)))
+        by_rows.setdefault(rows.tobytes(), {})[name] = NewRows.of(value, empty_like(value))
+    for rows, columns in by_rows.items():
+        partition.write(slots[np.frombuffer(rows, dtype=np.int64)], columns)
     return partition

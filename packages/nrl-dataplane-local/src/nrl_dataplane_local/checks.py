@@ -6,7 +6,7 @@ from typing import Any, cast
 from nrl_interfaces.data_plane import Fields
 
 from nrl_dataplane_local.claims import Wanted
-from nrl_dataplane_local.columns import Pick, Slots
+from nrl_dataplane_local.columns import ColumnGroup, Found, Slots
 from nrl_dataplane_local.partition import Partition
 
 __all__ = [
@@ -69,10 +69,10 @@ def checked_ids(sample_ids: Sequence[str]) -> list[str]:
         ValueError: One is empty, no string, or there twice.
     """
     ids = list(sample_ids)
-    if isinstance(sample_ids, str) or not _are_strings(ids) or "" in ids:
+    if isinstance(sample_ids, str) or not _are_strings(ids) or "" in (distinct := set(ids)):
         wrong = [item for item in ids if not isinstance(item, str) or not item] or [sample_ids]
         raise ValueError(f"sample_ids has {wrong[0]!r}; allowed: a list of strings, none of them empty")
-    if len(set(ids)) < len(ids):
+    if len(distinct) < len(ids):
         raise ValueError(f"sample id {_first_double(ids)!r} is there twice; allowed: each once")
     return ids
 
@@ -155,7 +155,7 @@ def _check_fields(partition: Partition, fields: Sequence[str]) -> None:
             )
 
 
-def find_rows(partition: Partition, sample_ids: Sequence[str], fields: Sequence[str]) -> dict[str, Pick]:
+def find_rows(partition: Partition, sample_ids: Sequence[str], fields: Sequence[str]) -> dict[str, Found]:
     """Find the columns ``fields`` of rows.
 
     Raises:
@@ -171,16 +171,17 @@ def find_rows(partition: Partition, sample_ids: Sequence[str], fields: Sequence[
     except KeyError:
         check_there(partition, ids)
         raise
-    picks: dict[str, Pick] = {}
+    found: dict[ColumnGroup, Found] = {}
     for name in fields:
-        column = partition.columns.get(name)
-        if column is None:
+        group = partition.columns.get(name)
+        if group is None:
             raise KeyError(f"field {name!r} is not put yet for any row of partition {partition.partition_id!r}")
-        places = column.places_of(slots)
-        if places.min(initial=0) < 0:
-            raise KeyError(f"field {name!r} is not put yet for sample id {ids[int(places.argmin())]!r}")
-        picks[name] = column.find(places)
-    return picks
+        if group not in found:
+            places = group.places_of(slots)
+            if places.min(initial=0) < 0:
+                raise KeyError(f"field {name!r} is not put yet for sample id {ids[int(places.argmin())]!r}")
+            found[group] = group.find(places)
+    return {name: found[partition.columns[name]] for name in fields}
 
 
 def claimed_slots(partition: Partition, sample_ids: Sequence[str], task_name: str) -> Slots:

@@ -57,10 +57,10 @@ def _ready(partition: Partition, wanted: Wanted, start: int, stop: int) -> NDArr
     live = partition.live.view[start:stop]
     ready = live & ~partition.claimed[wanted.task].view[start:stop]
     for name in wanted.fields:
-        column = partition.columns.get(name)
-        if column is None:
+        group = partition.columns.get(name)
+        if group is None:
             return np.zeros(stop - start, np.bool_)
-        ready &= column.present(start, stop)
+        ready &= group.present(start, stop)
     if partition.group == 1:
         return ready
     groups = (ready | ~live).reshape(-1, partition.group).all(axis=1)
@@ -87,8 +87,8 @@ def explain(partition: Partition, wanted: Wanted) -> ClaimExplanation:
     unclaimed = partition.live.view & ~partition.claimed[wanted.task].view
     missing: dict[str, int] = {}
     for name in wanted.fields:
-        column = partition.columns.get(name)
-        lacking = unclaimed if column is None else unclaimed & ~column.present(0, size)
+        group = partition.columns.get(name)
+        lacking = unclaimed if group is None else unclaimed & ~group.present(0, size)
         if lacking.any():
             missing[name] = int(lacking.sum())
     expected = partition.num_samples - len(partition.slots)

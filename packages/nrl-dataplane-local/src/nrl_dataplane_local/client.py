@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from nrl_dataplane_local import checks
 from nrl_dataplane_local.checkpoint import load
 from nrl_dataplane_local.claims import Wanted, explain, look
-from nrl_dataplane_local.columns import Bytes, Pick, Slots
+from nrl_dataplane_local.columns import Bytes, Found, Slots
 from nrl_dataplane_local.config import LocalDataPlaneConfig
 from nrl_dataplane_local.partition import Partition
 from nrl_dataplane_local.tensordicts import columns_of, wrap
@@ -100,13 +100,13 @@ class LocalDataPlaneClient(DataPlaneClient):
     @staticmethod
     def _sequence_lengths(partition: Partition, indices: Sequence[int] | Slots) -> list[int] | None:
         """The ``input_lengths`` of the rows at slots ``indices``; None where not all have one, a whole number."""
-        column = partition.columns.get("input_lengths")
-        if column is None:
+        group = partition.columns.get("input_lengths")
+        if group is None:
             return None
-        places = column.places_of(np.asarray(indices, dtype=np.int64))
+        places = group.places_of(np.asarray(indices, dtype=np.int64))
         if (places < 0).any():
             return None
-        return whole_numbers(column.find(places).read(copy=False), len(places))
+        return whole_numbers(group.find(places).read("input_lengths", copy=False), len(places))
 
     # ---- Registering ----
 
@@ -206,9 +206,9 @@ class LocalDataPlaneClient(DataPlaneClient):
         """See `DataPlaneClient.get_samples`."""
         with self._changed:
             self._require_open()
-            picks = checks.find_rows(self._partition(partition_id), sample_ids, select_fields)
+            found = checks.find_rows(self._partition(partition_id), sample_ids, select_fields)
             self._operations["get_samples"] += 1
-        return self._read(picks, len(sample_ids))
+        return self._read(found, len(sample_ids))
 
     def get_data(self, meta: KVBatchMeta, select_fields: list[str] | None = None) -> TensorDict:
         """See `DataPlaneClient.get_data`."""
@@ -218,14 +218,14 @@ class LocalDataPlaneClient(DataPlaneClient):
             fields = meta.fields if select_fields is None else select_fields
             if fields is None:
                 raise ValueError("neither select_fields nor the meta names a field; allowed: fields in one of them")
-            picks = checks.find_rows(partition, meta.sample_ids, fields)
+            found = checks.find_rows(partition, meta.sample_ids, fields)
             self._operations["get_data"] += 1
-        return self._read(picks, meta.size)
+        return self._read(found, meta.size)
 
-    def _read(self, picks: Mapping[str, Pick], rows: int) -> TensorDict:
+    def _read(self, found: Mapping[str, Found], rows: int) -> TensorDict:
         """Read rows that were found; without the lock, as what was put never changes."""
         copy = not self._cfg.zero_copy
-        return wrap({name: pick.read(copy=copy) for name, pick in picks.items()}, rows)
+        return wrap({name: where.read(name, copy=copy) for name, where in found.items()}, rows)
 
     def list_sample_ids(self, partition_id: str) -> list[str]:
         """See `DataPlaneClient.list_sample_ids`."""

@@ -12,7 +12,7 @@ import numpy as np
 from nrl_interfaces.values import copied
 from numpy.typing import NDArray
 
-from nrl_dataplane_local.columns import Bytes, Column, GrowingArray, NewRows, Slots
+from nrl_dataplane_local.columns import Bytes, ColumnGroup, GrowingArray, NewRows, Slots
 from nrl_dataplane_local.values import check_fits, empty_like
 
 __all__ = ["Partition", "Put"]
@@ -53,7 +53,7 @@ class Partition:
         held: Where the bytes are counted.
         started: Whether anything was put.
         slots: The slot of each id, in the order of puts.
-        columns: The columns that were put, by field.
+        columns: By field that was put, the group that its column is in.
         live: By slot, whether a row is there.
         claimed: By task and slot, whether the task has claimed the row.
         claims: By task, how many of the rows that are there it has claimed.
@@ -71,7 +71,7 @@ class Partition:
     held: Bytes
     started: bool = False
     slots: dict[str, int] = field(default_factory=dict[str, int])
-    columns: dict[str, Column] = field(default_factory=dict[str, Column])
+    columns: dict[str, ColumnGroup] = field(default_factory=dict[str, ColumnGroup])
     live: GrowingArray = field(default_factory=lambda: GrowingArray(np.bool_))
     claimed: dict[str, GrowingArray] = field(init=False)
     claims: dict[str, int] = field(init=False)
@@ -94,9 +94,9 @@ class Partition:
     def batch(self) -> dict[str, Any]:
         """The columns that all rows have; not copies."""
         slots = self.slots_of(self.slots)
-        places = {name: column.places_of(slots) for name, column in self.columns.items()}
+        places = {name: group.places_of(slots) for name, group in self.columns.items()}
         whole = {name: at for name, at in places.items() if (at >= 0).all()}
-        return {name: self.columns[name].find(at).read(copy=False) for name, at in whole.items()}
+        return {name: self.columns[name].find(at).read(name, copy=False) for name, at in whole.items()}
 
     @property
     def tags(self) -> list[dict[str, Any]] | None:
@@ -110,6 +110,8 @@ class Partition:
 
     def slots_of(self, sample_ids: Collection[str]) -> Slots:
         """Give the slots of ids that are there; KeyError for one that is not."""
+        if sample_ids == self._ids:  # all rows in their order, as most reads want them
+            return np.arange(len(self._ids))
         return np.fromiter(map(self.slots.__getitem__, sample_ids), np.int64, len(sample_ids))
 
     def ids_at(self, slots: Slots) -> list[str]:
@@ -144,18 +146,20 @@ class Partition:
                 f"{len(new_ids)} new sample ids for partition {self.partition_id!r}; allowed: whole groups of "
                 f"{self.grpo_group_size}"
             )
-        there = self.slots_of([sample_id for sample_id in sample_ids if sample_id in self.slots])
         columns = {name: NewRows.of(value, self._check_column(name, value)) for name, value in values.items()}
-        for name in values:
-            column = self.columns.get(name)
-            if len(there) and column is not None and not replace:
-                written = there[column.places_of(there) >= 0]
-                if len(written):
-                    raise ValueError(
-                        f"field {name!r} of sample id {self.ids_at(written[:1])[0]!r} was put before; allowed: fields "
-                        f"that are not there yet, or replace=True"
-                    )
+        if len(new_ids) < len(sample_ids) and not replace:
+            self._check_not_put([sample_id for sample_id in sample_ids if sample_id in self.slots], values)
         return Put(sample_ids, new_ids, columns, tags)
+
+    def _check_not_put(self, sample_ids: list[str], names: Iterable[str]) -> None:
+        slots = self.slots_of(sample_ids)
+        for name in names:
+            is_there = self.columns[name].places_of(slots) >= 0 if name in self.columns else np.zeros(1, np.bool_)
+            if is_there.any():
+                raise ValueError(
+                    f"field {name!r} of sample id {sample_ids[int(is_there.argmax())]!r} was put before; allowed: "
+                    f"fields that are not there yet, or replace=True"
+                )
 
     def _check_room(self, new_ids: list[str]) -> None:
         if self.is_stream:
@@ -183,11 +187,10 @@ class Partition:
             )
         if name in self.enums:
             self._check_vocabulary(name, value)
-        column = self.columns.get(name)
-        if column is None:
+        if name not in self.columns:
             return empty_like(value)
         try:
-            return check_fits(value, column.like)
+            return check_fits(value, self.columns[name].likes[name])
         except ValueError as error:
             raise ValueError(f"field {name!r} does not fit its column: {error}") from error
 
@@ -201,8 +204,8 @@ class Partition:
 
     def apply(self, put: Put) -> Slots:
         """Do a put that was checked; gives the slots of its rows."""
-        for column in self.columns.values():
-            column.compact()
+        for group in self._groups():
+            group.compact()
         first = len(self._ids)
         size = first + len(put.new_ids)
         self._grow(size)
@@ -211,8 +214,7 @@ class Partition:
         self.live.view[first:] = True
         only_new = len(put.new_ids) == len(put.sample_ids)
         slots = np.arange(first, size) if only_new else self.slots_of(put.sample_ids)
-        for name, rows in put.columns.items():
-            self.write(name, slots, rows)
+        self.write(slots, put.columns)
         if put.tags is not None:
             self._tags.update(zip(slots.tolist(), put.tags, strict=True))
         self.started = True
@@ -220,9 +222,20 @@ class Partition:
             self._look_again(slots)
         return slots
 
-    def write(self, name: str, slots: Slots, rows: NewRows) -> None:
-        """Add a column's rows for slots where rows are."""
-        self.columns.setdefault(name, Column(self.held)).write(slots, rows)
+    def write(self, slots: Slots, columns: Mapping[str, NewRows]) -> None:
+        """Add columns for slots where rows are."""
+        new = ColumnGroup(self.held)
+        by_group: dict[ColumnGroup, list[str]] = {}
+        for name in columns:
+            by_group.setdefault(self.columns.get(name, new), []).append(name)
+        for group, names in by_group.items():
+            # The other columns of a group don't get these rows: from here on they are of another history.
+            written = group.split(names) if len(names) < len(group.likes) else group
+            written.write(slots, {name: columns[name] for name in names})
+            self.columns.update(dict.fromkeys(names, written))
+
+    def _groups(self) -> list[ColumnGroup]:
+        return list(dict.fromkeys(self.columns.values()))
 
     def place(self, sample_ids: Sequence[str], slots: Slots, tags: Sequence[dict[str, Any] | None]) -> None:
         """Put rows without columns into a partition that is empty, each at its slot.
@@ -274,8 +287,8 @@ class Partition:
     def clear(self, sample_ids: Sequence[str]) -> None:
         """Drop the rows of ids that are there."""
         slots = self.slots_of(sample_ids)
-        for column in self.columns.values():
-            column.clear(slots)
+        for group in self._groups():
+            group.clear(slots)
         for task, array in self.claimed.items():
             self.claims[task] -= int(array.view[slots].sum())
             array.view[slots] = False
@@ -296,7 +309,7 @@ class Partition:
         new_group = np.cumsum(kept) - 1
         old = np.flatnonzero(np.repeat(kept, group))
         new_slots = (new_group[:, None] * group + np.arange(group)).reshape(-1)
-        for column in self.columns.values():
+        for column in self._groups():
             column.renumber(new_slots, len(old))
         for array in (self.live, *self.claimed.values()):
             array.replace(array.view[old])
@@ -307,11 +320,12 @@ class Partition:
 
     def let_go(self) -> None:
         """Take the partition's bytes out of the count: it is dropped whole."""
-        for column in self.columns.values():
-            column.let_go()
+        for group in self._groups():
+            group.let_go()
 
     def copy(self) -> "Partition":
         """Give a partition of the same rows, which nothing that happens to this one changes."""
+        copies = {group: group.copy() for group in self._groups()}
         made = Partition(
             partition_id=self.partition_id,
             fields=self.fields,
@@ -324,7 +338,7 @@ class Partition:
             held=Bytes(),
             started=self.started,
             slots=dict(self.slots),
-            columns={name: column.copy() for name, column in self.columns.items()},
+            columns={name: copies[group] for name, group in self.columns.items()},
             live=self.live.copy(),
             _ids=list(self._ids),
             _tags=dict(self._tags),

@@ -209,6 +209,6 @@ class MetricsDataPlaneClient(DataPlaneClient):
 
 
 def _bytes_in(fields: Fields) -> int:
-    """Bytes of all columns. A TensorDict is a mapping in all but name, and hands out non-tensor columns as data."""
+    """Bytes of all columns. A TensorDict is a mapping in all but name; only an item of it is what a column holds."""
     columns = cast("Mapping[str, Any]", fields)
-    return sum(sum(bytes_by_device(column).values()) for column in columns.values())
+    return sum(sum(bytes_by_device(columns[name]).values()) for name in columns.keys())  # noqa: SIM118 - has no __iter__

@@ -120,8 +120,8 @@ def bytes_by_device(value: Any) -> dict[str, int]:
 def _add_bytes(value: Any, sizes: dict[str, int]) -> None:
     if isinstance(value, torch.Tensor):
         dense = value.values() if value.is_nested and value.layout == torch.jagged else value
-        size = dense.numel() * dense.element_size()
-        sizes[str(value.device)] = sizes.get(str(value.device), 0) + size
+        device = str(value.device)
+        sizes[device] = sizes.get(device, 0) + dense.nbytes
     elif isinstance(value, PackedTensor):
         for segment in value.stored_segments:
             _add_bytes(segment, sizes)

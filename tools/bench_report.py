@@ -1,0 +1,33 @@
+"""What the benchmarks of all packages share: ways that take turns, ratios, tables. nox.py puts this folder on their path."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+
+def turns(ways: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
+    """Seconds of each way in each round; they take turns, so that a slow moment of the machine meets all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(count):
+        for name, way in ways.items():
+            gc.collect()
+            began = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """The median, over the rounds, of how many times as long `over` took as `under`."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median, with minimum and maximum behind it."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def table(head: list[str], *rows: list[str]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
