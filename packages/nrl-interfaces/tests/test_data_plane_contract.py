@@ -230,7 +230,7 @@ def test_random_runs_find_what_differs_from_the_model(adapter: Any, mode: str) -
     contract = Contract()
     runs = getattr(contract, f"test_random_runs_agree_with_the_model_in_{mode}")
     contract.setup_method(runs)
-    with pytest.raises(ContractBrokenError, match="in a random run(.|\\n)*all calls:\\n    register_partition"):
+    with pytest.raises(ContractBrokenError, match=r"in a random run(.|\n)*all calls:\n    register_partition"):
         runs()
 
 
