@@ -82,7 +82,9 @@ def test_p03_a_meta_of_the_partition_before_is_stale() -> None:
     old = client.claim_meta("p", "train", ["x"], 2)
     client.clear_samples(None, "p")
     two_rows(client, [9, 9])
-    with pytest.raises(StaleMetaError, match=r"stale.* generation 1 of partition 'p', which is at generation 2") as caught:
+    with pytest.raises(
+        StaleMetaError, match=r"stale.* generation 1 of partition 'p', which is at generation 2"
+    ) as caught:
         client.get_data(old)
     error = caught.value
     assert (error.partition_id, error.meta_generation, error.current_generation) == ("p", 1, 2)

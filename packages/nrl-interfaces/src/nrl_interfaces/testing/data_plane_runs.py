@@ -307,7 +307,7 @@ class _Outcome:
 
 def _as_text(result: Any) -> str:
     if isinstance(result, KVBatchMeta):
-        lists = (result.sample_ids, result.fields or None, result.sequence_lengths, result.tags)
+        lists = (result.sample_ids, result.fields or None, result.sequence_lengths or None, result.tags)
         return f"a meta: {result.task_name}, {lists}, rank {result.extra_info.get('dp_rank')}"
     if isinstance(result, ClaimExplanation):
         return str({**vars(result), "rows_missing": dict(result.rows_missing)})
