@@ -78,6 +78,7 @@ class DataPlaneContract(
     Attributes:
         left_out: The abilities of `ABILITIES` that the adapter has not, each with the reason.
         id_prefix: Stands before the ids of all partitions.
+        limit_s: The time limit, in seconds, of claims that should not reach it.
         random_runs: How many random runs are compared with the model.
     """
 
@@ -125,6 +126,7 @@ def check_data_plane(
     read_around: Callable[[DataPlaneClient, str, list[str], list[str]], Mapping[str, Any]] | None = None,
     write_around: Callable[[DataPlaneClient, str, list[str], Mapping[str, Any]], None] | None = None,
     id_prefix: str = "",
+    limit_s: float = 20.0,
     random_runs: int = 50,
 ) -> ContractReport:
     """Run the tests of the contract, without pytest.
@@ -137,6 +139,7 @@ def check_data_plane(
         read_around: See `DataPlaneContract.read_around`.
         write_around: See `DataPlaneContract.write_around`.
         id_prefix: Stands before the ids of all partitions.
+        limit_s: The time limit, in seconds, of claims that should not reach it; more where calls take long.
         random_runs: How many random runs are compared with the model.
 
     Returns:
@@ -151,7 +154,8 @@ def check_data_plane(
     """
     if wrong := ability_lacks(left_out or {}):
         raise ValueError("; ".join(wrong))
-    settings = {"id_prefix": id_prefix, "random_runs": random_runs, "left_out": dict(left_out or {})}
+    settings: dict[str, Any] = {"id_prefix": id_prefix, "limit_s": limit_s, "random_runs": random_runs}
+    settings["left_out"] = dict(left_out or {})
     hooks = {"drop_client": drop_client, "read_around": read_around, "write_around": write_around}
     settings |= {name: hook for name, hook in hooks.items() if hook is not None}
     names: list[str] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -36,13 +36,14 @@ def random_runs(contract: ClauseTests, mode: Mode, runs: int) -> None:
     """Compare an adapter with the model in random runs, the same ones each time.
 
     Raises:
-        ContractBrokenError: If they differ; hypothesis adds the shortest run that it found.
+        ContractBrokenError: If they differ; lists the calls of the run.
     """
     run_state_machine_as_test(
         cast("type[_Runs]", lambda: _Runs(contract, mode)),
         settings=settings(
             max_examples=runs,
-            stateful_step_count=40,
+            stateful_step_count=30,
+            phases=[Phase.generate],  # to shorten a run that fails takes minutes; the error lists its calls instead
             deadline=None,
             derandomize=True,
             database=None,
@@ -62,6 +63,7 @@ class _Runs(RuleBasedStateMachine):
         self._client, self._model = self._make(), ModelDataPlane(partition_mode=mode)
         self._numbers = itertools.count(1)
         self._metas: list[dict[DataPlaneClient, KVBatchMeta]] = []
+        self._calls: list[str] = []
         self._steps_since_load = 0
 
     def _make(self) -> DataPlaneClient:
@@ -74,9 +76,13 @@ class _Runs(RuleBasedStateMachine):
     def _agree(self, what: str, call: Callable[[DataPlaneClient], object]) -> dict[DataPlaneClient, Any]:
         """Call both; fail unless they do the same. Give the results, nothing where both raised."""
         self._steps_since_load += 1
+        self._calls.append(what)
         seen, right = _Outcome(call, self._client), _Outcome(call, self._model)
         if seen.text != right.text:
-            raise ContractBrokenError(f"in a random run: {what}\n  seen: {seen.text}\n  right: {right.text}")
+            calls = "\n    ".join(self._calls)
+            raise ContractBrokenError(
+                f"in a random run: {what}\n  seen: {seen.text}\n  right: {right.text}\n  all calls:\n    {calls}"
+            )
         return {} if right.error else {self._client: seen.result, self._model: right.result}
 
     # ---- What calls are made of ----
@@ -215,6 +221,7 @@ class _Runs(RuleBasedStateMachine):
         self._agree(
             f"release_claims of {asked} for {task}", lambda client: client.release_claims(asked, partition_id, task)
         )
+        self._explain(partition_id, task, ["x"], 2)
 
     @precondition(lambda self: bool(self._filled()))
     @rule(data=st.data(), fields=some_fields, also=st.sampled_from(["", "", "", "nobody"]))
@@ -258,6 +265,9 @@ class _Runs(RuleBasedStateMachine):
             f"check_consumption_status of {names}",
             lambda client: client.check_consumption_status(partition_id, names),
         )
+        self._explain(partition_id, task, fields, size)
+
+    def _explain(self, partition_id: str, task: str, fields: list[str], size: int) -> None:
         self._agree(
             f"explain of {size} rows with {fields} for {task}",
             lambda client: client.explain(partition_id, task, fields, size),
@@ -275,6 +285,8 @@ class _Runs(RuleBasedStateMachine):
             folders = {self._client: Path(name, "client"), self._model: Path(name, "model")}
             self._agree("load_checkpoint", lambda client: client.load_checkpoint(folders[client]))
         self._metas = [{self._client: metas[old[0]], self._model: metas[old[1]]} for metas in self._metas]
+        for partition, task in itertools.product(self._model.partitions, TASKS):
+            self._explain(partition.partition_id, task, ["x"], 2)
         self._steps_since_load = 0
 
 
@@ -295,7 +307,7 @@ class _Outcome:
 
 def _as_text(result: Any) -> str:
     if isinstance(result, KVBatchMeta):
-        lists = (result.sample_ids, result.fields or None, result.sequence_lengths, result.tags)
+        lists = (result.sample_ids, result.fields or None, result.sequence_lengths or None, result.tags)
         return f"a meta: {result.task_name}, {lists}, rank {result.extra_info.get('dp_rank')}"
     if isinstance(result, ClaimExplanation):
         return str({**vars(result), "rows_missing": dict(result.rows_missing)})

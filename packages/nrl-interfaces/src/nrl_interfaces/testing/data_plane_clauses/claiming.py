@@ -5,7 +5,7 @@ import threading
 import torch
 
 from nrl_interfaces.batch_meta import KVBatchMeta
-from nrl_interfaces.testing.data_plane_clauses.ground import LONG_S, ClauseTests, Waiting
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Waiting
 
 ABD = ["a", "b", "d"]
 
@@ -60,7 +60,7 @@ class ClaimingTests(ClauseTests):
 
         def claim_all() -> list[str]:
             mine: list[str] = []
-            together.wait(LONG_S)
+            together.wait(self.limit_s)
             while claimed := self.claimed(client, "train", ["x"], 3):
                 mine += claimed
             return mine
@@ -74,7 +74,8 @@ class ClaimingTests(ClauseTests):
         client = self.client("stream")
         client.register_partition(self.p, ["x"], 60, list(self.TASKS))
         waiting = [
-            Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 5, timeout_s=LONG_S).sample_ids) for _ in range(6)
+            Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 5, timeout_s=self.limit_s).sample_ids)
+            for _ in range(6)
         ]
         ids = [f"s{n:02}" for n in range(30)]
         for start in range(0, 30, 3):
@@ -103,7 +104,7 @@ class ClaimingTests(ClauseTests):
     def test_clause_20_gives_what_is_there(self) -> None:
         """Not blocking: what is there, at once."""
         client = self.with_rows()
-        meta = client.claim_meta(self.p, "train", ["x"], 8, blocking=False, timeout_s=LONG_S)
+        meta = client.claim_meta(self.p, "train", ["x"], 8, blocking=False, timeout_s=self.limit_s)
         self.same(meta.sample_ids, ABD)
 
     def test_clause_20_gives_an_empty_meta(self) -> None:
@@ -127,8 +128,8 @@ class ClaimingTests(ClauseTests):
         client = self.with_rows()
 
         def claim(partition: str, task: str, field: str) -> KVBatchMeta:
-            waiting = Waiting(lambda: client.claim_meta(partition, task, [field], 3, timeout_s=10 * LONG_S))
-            return waiting.result(LONG_S)
+            waiting = Waiting(lambda: client.claim_meta(partition, task, [field], 3, timeout_s=10 * self.limit_s))
+            return waiting.result(self.limit_s)
 
         self.raises(KeyError, lambda: claim(self.q, "train", "x"), self.q)
         self.raises(KeyError, lambda: claim(self.p, "sleep", "x"), "sleep")

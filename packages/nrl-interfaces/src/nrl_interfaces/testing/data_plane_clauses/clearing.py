@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text
-from nrl_interfaces.testing.data_plane_clauses.ground import LONG_S, ClauseTests, Waiting
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Waiting
 
 ABD = ["a", "b", "d"]
 
@@ -25,7 +25,7 @@ class ClearingTests(ClauseTests):
         """Rows that were dropped are not claimed, and not waited for."""
         client = self.with_rows()
         client.clear_samples(["a"], self.p)
-        self.same(client.claim_meta(self.p, "train", ["x"], 3, timeout_s=LONG_S).sample_ids, ["b", "d"])
+        self.same(client.claim_meta(self.p, "train", ["x"], 3, timeout_s=self.limit_s).sample_ids, ["b", "d"])
         self.same(client.check_consumption_status(self.p, ["train"]), True, "status")  # noqa: FBT003
 
     def test_clause_24_a_batch_partition_goes_with_its_last_row(self) -> None:
@@ -108,11 +108,13 @@ class ClearingTests(ClauseTests):
         """A claim that waits when the client is closed is woken and raises RuntimeError."""
         client = self.client("stream")
         client.register_partition(self.p, ["x"], 3, ["train"])
-        claims = [Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 1, timeout_s=LONG_S)) for _ in range(2)]
+        claims = [
+            Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 1, timeout_s=self.limit_s)) for _ in range(2)
+        ]
         self.holds(all(claim.is_waiting() for claim in claims), "a claim came back before anything was put")
         client.close()
         for claim in claims:
-            self.raises(RuntimeError, lambda claim=claim: claim.result(LONG_S / 2))
+            self.raises(RuntimeError, lambda claim=claim: claim.result(self.limit_s / 2))
 
     def test_clause_25_the_end_of_a_with_block_closes(self) -> None:
         """A client is closed at the end of a with block."""

@@ -3,7 +3,7 @@
 import torch
 
 from nrl_interfaces.data_plane import DataPlaneClient
-from nrl_interfaces.testing.data_plane_clauses.ground import LONG_S, ClauseTests, Mode, Waiting
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Mode, Waiting
 
 IDS = [f"{prompt}{answer}" for prompt in "abc" for answer in "12"]
 
@@ -77,7 +77,7 @@ class GroupsTests(ClauseTests):
     def test_clause_22_a_waiting_claim_takes_whole_groups(self) -> None:
         """Claims that wait hand out whole groups, too."""
         client = self._groups("stream", put=2)
-        claim = Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 4, timeout_s=LONG_S).sample_ids)
+        claim = Waiting(lambda: client.claim_meta(self.p, "train", ["x"], 4, timeout_s=self.limit_s).sample_ids)
         client.put_samples(["b1", "b2"], self.p, {"x": torch.arange(2)})
         self.same(claim.result(), ["a1", "a2", "b1", "b2"])
 

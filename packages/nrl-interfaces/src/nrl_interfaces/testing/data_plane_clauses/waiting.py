@@ -9,7 +9,7 @@ import torch
 
 from nrl_interfaces.batch_meta import KVBatchMeta
 from nrl_interfaces.data_plane import DataPlaneClient, StaleMetaError
-from nrl_interfaces.testing.data_plane_clauses.ground import LONG_S, ClauseTests, Waiting
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Waiting
 
 ABD = ["a", "b", "d"]
 
@@ -17,13 +17,20 @@ ABD = ["a", "b", "d"]
 class WaitingTests(ClauseTests):
     """Clauses 18 and 19."""
 
-    def _claim(self, client: DataPlaneClient, size: int, *fields: str, within: float = LONG_S) -> Waiting[KVBatchMeta]:
-        return Waiting(lambda: client.claim_meta(self.p, "train", list(fields or ["x"]), size, timeout_s=within))
+    def _claim(
+        self, client: DataPlaneClient, size: int, *fields: str, within: float | None = None
+    ) -> Waiting[KVBatchMeta]:
+        return Waiting(
+            lambda: client.claim_meta(self.p, "train", list(fields or ["x"]), size, timeout_s=within or self.limit_s)
+        )
 
     def _woken_by(self, claim: Waiting[KVBatchMeta], at: float, by: str) -> None:
         """Fail unless a claim ended far sooner after ``at`` than its time limit."""
         took = claim.ended_at - at
-        self.holds(took < LONG_S / 4, f"the claim came back {took:.2f} s after {by}; its time limit was {LONG_S:.0f} s")
+        self.holds(
+            took < self.limit_s / 4,
+            f"the claim came back {took:.2f} s after {by}; its time limit was {self.limit_s:.0f} s",
+        )
 
     def test_clause_18_waits_for_the_first_put_of_a_batch(self) -> None:
         """Blocking, the default, waits until batch_size rows can be claimed."""
@@ -55,8 +62,8 @@ class WaitingTests(ClauseTests):
     def test_clause_18_gives_the_tail_at_once(self) -> None:
         """When no more can come it gives the tail at once."""
         client = self.with_rows()
-        self.same(self._claim(client, 2, within=10 * LONG_S).result(LONG_S).sample_ids, ["a", "b"])
-        self.same(self._claim(client, 2, within=10 * LONG_S).result(LONG_S).sample_ids, ["d"], "the tail")
+        self.same(self._claim(client, 2, within=10 * self.limit_s).result(self.limit_s).sample_ids, ["a", "b"])
+        self.same(self._claim(client, 2, within=10 * self.limit_s).result(self.limit_s).sample_ids, ["d"], "the tail")
 
     def test_clause_18_gives_the_tail_to_a_claim_that_waits(self) -> None:
         """When no more can come it gives the tail: to a claim that has waited, too, and no more than there is."""
@@ -72,7 +79,7 @@ class WaitingTests(ClauseTests):
         """When all rows have been claimed it gives an empty meta."""
         client = self.with_rows()
         self.claimed(client, "train", ["x"], 3)
-        self.same(self._claim(client, 2, within=10 * LONG_S).result(LONG_S).sample_ids, [])
+        self.same(self._claim(client, 2, within=10 * self.limit_s).result(self.limit_s).sample_ids, [])
 
     def test_clause_18_a_waiting_claim_ends_when_another_takes_the_rest(self) -> None:
         """When no more can come a claim that waits ends, with an empty meta, although another one took the rows."""
@@ -80,7 +87,7 @@ class WaitingTests(ClauseTests):
         waiting = self._claim(client, 3, "x", "y")
         self.holds(waiting.is_waiting(), "a claim came back before y was put")
         self.same(self.claimed(client, "train", ["x"], 3), ABD, "claimed by another one")
-        self.same(waiting.result(LONG_S / 2).sample_ids, [])
+        self.same(waiting.result(self.limit_s / 2).sample_ids, [])
 
     def test_clause_18_the_tail_comes_when_missing_rows_are_cleared(self) -> None:
         """When the rows that lacked a field are cleared no more can come: the tail comes at once."""
@@ -89,7 +96,7 @@ class WaitingTests(ClauseTests):
         claim = self._claim(client, 2, "x", "y")
         self.holds(claim.is_waiting(), "a claim came back before y was there")
         client.clear_samples(["b", "d"], self.p)
-        self.same(claim.result(LONG_S / 2).sample_ids, ["a"])
+        self.same(claim.result(self.limit_s / 2).sample_ids, ["a"])
 
     def test_clause_18_wakes_when_a_put_arrives(self) -> None:
         """It wakes when a put arrives."""
@@ -108,7 +115,7 @@ class WaitingTests(ClauseTests):
         self.needs("waking")
         client = self.without_rows("stream")
         claims = [self._claim(client, 1) for _ in range(3)]
-        claims.append(Waiting(lambda: client.claim_meta(self.p, "eval", ["x"], 3, timeout_s=LONG_S)))
+        claims.append(Waiting(lambda: client.claim_meta(self.p, "eval", ["x"], 3, timeout_s=self.limit_s)))
         self.holds(all(claim.is_waiting(0.05) for claim in claims), "a claim came back before anything was put")
         at = time.monotonic()
         client.put_samples(ABD, self.p, {"x": torch.arange(3)})
@@ -135,7 +142,7 @@ class WaitingTests(ClauseTests):
 
         def claim() -> None:
             began = time.thread_time()
-            client.claim_meta(self.p, "train", ["x"], 1, timeout_s=LONG_S)
+            client.claim_meta(self.p, "train", ["x"], 1, timeout_s=self.limit_s)
             spent.append(time.thread_time() - began)
 
         waiting = Waiting(claim)
@@ -151,7 +158,7 @@ class WaitingTests(ClauseTests):
         claim = self._claim(client, 2)
         self.holds(claim.is_waiting(), "a claim came back before anything was put")
         client.clear_samples(None, self.p)
-        error = self.raises(StaleMetaError, lambda: claim.result(LONG_S / 2), self.p)
+        error = self.raises(StaleMetaError, lambda: claim.result(self.limit_s / 2), self.p)
         self.same((error.meta_generation, error.current_generation), (generation, None), "generations")
 
     def test_clause_18_a_partition_registered_again_meanwhile_is_stale(self) -> None:
@@ -162,7 +169,7 @@ class WaitingTests(ClauseTests):
         client.clear_samples(None, self.p)
         client.register_partition(self.p, list(self.FIELDS), 3, list(self.TASKS))
         client.put_samples(ABD, self.p, {"x": torch.arange(3)})
-        self.raises(StaleMetaError, lambda: claim.result(LONG_S / 2), self.p)
+        self.raises(StaleMetaError, lambda: claim.result(self.limit_s / 2), self.p)
         self.same(self.claimed(client, "train", ["x"], 3), ABD, "claimable in the new one")
 
     def _generation_of_an_empty_claim(self, client: DataPlaneClient) -> int | None:
@@ -174,7 +181,7 @@ class WaitingTests(ClauseTests):
         began = time.monotonic()
         self.raises(TimeoutError, lambda: client.claim_meta(self.p, "train", ["x", "y"], 1, timeout_s=0.2))
         took = time.monotonic() - began
-        self.holds(0.15 <= took < LONG_S / 2, f"a time limit of 0.2 s took {took:.2f} s")
+        self.holds(0.15 <= took < self.limit_s / 2, f"a time limit of 0.2 s took {took:.2f} s")
         self.same(self.claimed(client, "train", ["x"], 3), ABD, "claimable afterwards")
 
     def test_clause_19_says_what_is_missing(self) -> None:
@@ -202,7 +209,7 @@ class WaitingTests(ClauseTests):
         client = self.with_rows()
         self.same(client.claim_meta(self.p, "train", ["x"], 2, timeout_s=0).sample_ids, ["a", "b"])
         look = Waiting(lambda: client.claim_meta(self.p, "train", ["y"], 1, timeout_s=0))
-        self.raises(TimeoutError, lambda: look.result(LONG_S))
+        self.raises(TimeoutError, lambda: look.result(self.limit_s))
 
     def test_clause_19_refuses_a_limit_that_is_none(self) -> None:
         """timeout_s that is negative or NaN: ValueError."""
