@@ -1,20 +1,25 @@
-"""What the benchmarks of all packages share: ways that take turns, ratios, tables. nox.py puts this folder on their path."""
+"""What the benchmarks of all packages share: ways that take turns, ratios, tables.
 
-import gc
+nox.py puts this folder on their path.
+"""
+
 import statistics
 import time
 from collections.abc import Callable
 
 
-def turns(ways: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """Seconds of each way in each round; they take turns, so that a slow moment of the machine meets all of them."""
+def turns(ways: dict[str, Callable[[], object]], count: int, calls: int = 1) -> dict[str, list[float]]:
+    """Seconds a call of each way in each round, of so many calls; the garbage collector is on.
+
+    The ways take turns, so that a slow moment of the machine meets all of them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(count):
         for name, way in ways.items():
-            gc.collect()
             began = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - began)
+            for _ in range(calls):
+                way()
+            seconds[name].append((time.perf_counter() - began) / calls)
     return seconds
 
 

@@ -3,11 +3,13 @@
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from bench_report import table
 from nrl_dataplane_local import LocalDataPlaneClient, LocalDataPlaneConfig
+from tensordict import TensorDict
 from transfer_queue_peer import transfer_queue
 
 SIZES = (10_000, 100_000)
@@ -20,7 +22,7 @@ def plane_for(rows: int, fields: list[str]) -> LocalDataPlaneClient:
     return plane
 
 
-def seconds_of(action) -> float:
+def seconds_of(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
@@ -79,8 +81,6 @@ def checkpoints() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plane.save_checkpoint(folder)
         ours = sum(path.stat().st_size for path in Path(folder).iterdir())
-    from tensordict import TensorDict
-
     with transfer_queue() as queue:
         theirs = queue.checkpoint_bytes(ids, TensorDict(rows, batch_size=[64]))
     size = rows["x"].nbytes
