@@ -9,6 +9,7 @@ import torch
 from nrl_interfaces.data_plane import DataPlaneClient
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text
 from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Mode, Waiting
+from nrl_interfaces.testing.data_plane_clauses.loading import Reward
 
 ABD = ["a", "b", "d"]
 
@@ -75,7 +76,7 @@ class CheckpointTests(ClauseTests):
         self._save(folder, 1)
         files = sorted(path.name for path in folder.iterdir())
         client = self.with_rows()
-        client.put_samples(["b"], self.p, tags=[{"f": lambda: None}])
+        client.put_samples(["b"], self.p, tags=[{"r": Reward(1.0)}])
         self.raises(TypeError, lambda: client.save_checkpoint(folder))
         self.drop_client(client)
         self.same(sorted(path.name for path in folder.iterdir()), files, "files")
