@@ -15,8 +15,8 @@ class TestLocalDataPlane(DataPlaneContract):
         """From the columns' segments, without the lock, the checks and the copies of a read."""
         partition = client._partitions[partition_id]
         slots = partition.slots_of(sample_ids)
-        columns = {name: partition.columns[name] for name in fields}
-        return {name: column.find(column.places_of(slots)).read(copy=False) for name, column in columns.items()}
+        groups = {name: partition.columns[name] for name in fields}
+        return {name: group.find(group.places_of(slots)).read(name, copy=False) for name, group in groups.items()}
 
 
 class TestLocalDataPlaneWithoutCopies(DataPlaneContract):
