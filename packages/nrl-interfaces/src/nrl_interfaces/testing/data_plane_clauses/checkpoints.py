@@ -61,7 +61,7 @@ class CheckpointTests(ClauseTests):
 
         saving = Waiting(save_on)
         try:
-            loaded = [self._load(folder) for _ in range(40)]
+            loaded = [self._load(folder) for _ in range(15)]
         finally:
             done.set()
             saving.result()

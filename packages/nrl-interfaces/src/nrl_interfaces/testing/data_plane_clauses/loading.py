@@ -212,7 +212,7 @@ class LoadingTests(ClauseTests):
         folder = self.folder()
         for file in self._saved(folder):
             whole = file.read_bytes()
-            for at in range(3, len(whole), max(1, len(whole) // 60)):
+            for at in range(3, len(whole), max(1, len(whole) // 25)):
                 file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
                 self._damaged_or_the_same(folder, at)
             file.write_bytes(whole)
