@@ -8,7 +8,7 @@ import torch
 from nrl_interfaces.data_plane import StaleMetaError
 from nrl_interfaces.packed import PackedTensor
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text, described, fields_of, rows_of
-from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, least_seconds
 
 ABD = ["a", "b", "d"]
 
@@ -192,6 +192,13 @@ class ReadingTests(ClauseTests):
         """list_sample_ids: sorted."""
         client = self.with_rows("stream", ids=["s2", "s10", "s1"])
         self.same(client.list_sample_ids(self.p), ["s1", "s10", "s2"])
+
+    def test_clause_15_reads_no_row(self) -> None:
+        """list_sample_ids: no row is read; it takes less than a copy of the rows."""
+        big = torch.zeros(4, 4 << 20)  # 64 MiB
+        client = self.with_rows(ids=list("abcd"), x=big)
+        listing, copy = least_seconds(lambda: client.list_sample_ids(self.p)), least_seconds(big.clone)
+        self.holds(listing < copy, f"listing took {1e3 * listing:.2f} ms, a copy of the rows {1e3 * copy:.2f} ms")
 
     def test_clause_15_an_unknown_partition_has_no_ids(self) -> None:
         """list_sample_ids: [] for an unknown partition, and for one without rows."""

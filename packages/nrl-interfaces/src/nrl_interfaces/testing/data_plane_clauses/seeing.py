@@ -1,14 +1,12 @@
 """Clauses 29 to 31: explain, stats and freeze."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nrl_interfaces.metrics_client import MetricsDataPlaneClient
 from nrl_interfaces.testing.data_plane_clauses.comparing import columns_as_text
-from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests
+from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, least_seconds
 
 ABD = ["a", "b", "d"]
 
@@ -185,15 +183,5 @@ class SeeingTests(ClauseTests):
         self.needs("freeze")
         big = torch.zeros(4, 4 << 20)  # 64 MiB
         client = self.with_rows(ids=list("abcd"), x=big)
-        freeze, copy = _least_seconds(client.freeze), _least_seconds(big.clone)
+        freeze, copy = least_seconds(client.freeze), least_seconds(big.clone)
         self.holds(freeze < copy, f"freeze took {1e3 * freeze:.2f} ms, a copy of the bytes {1e3 * copy:.2f} ms")
-
-
-def _least_seconds(call: Callable[[], object]) -> float:
-    """The shortest of some runs: the one that was disturbed least."""
-    times: list[float] = []
-    for _ in range(5):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
