@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from nrl_interfaces.data_plane import DataPlaneClient
-from nrl_interfaces.testing.data_plane import ABILITIES, ContractBrokenError, DataPlaneContract, check_data_plane
+from nrl_interfaces.testing.data_plane import (
+    ABILITIES,
+    ContractBrokenError,
+    ContractReport,
+    ContractResult,
+    DataPlaneContract,
+    check_data_plane,
+)
 from nrl_interfaces.testing.data_plane_clauses.comparing import described, rows_of
 from nrl_interfaces.testing.data_plane_clauses.ground import ClauseTests, Waiting
 from nrl_interfaces.testing.model_data_plane import ModelDataPlane
@@ -68,17 +75,36 @@ def test_the_report_of_a_client_that_does_not() -> None:
     assert failed.reason == "clause 15: list_sample_ids: sorted.\n  seen: []\n  right: ['s1', 's10', 's2']"
 
 
-def test_the_report_as_text_shows_what_is_not_in_order() -> None:
-    text = str(check_data_plane(Forgetful, clauses=[15, 28], left_out=LEFT_OUT))
-    lines = text.splitlines()
-    assert lines[0].startswith("Forgetful: 1 passed, 1 failed, 14 left out")
-    assert lines[2:5] == [
+def test_the_report_as_text_is_a_table_and_then_what_is_not_in_order() -> None:
+    results = (
+        ContractResult(15, "test_clause_15_a", "passed"),
+        ContractResult(15, "test_clause_15_b", "failed", "clause 15: sorted.\n  seen: []"),
+        ContractResult(28, "test_clause_28_a", "left out", "restricted loading: pickle"),
+        ContractResult(None, "test_random_runs", "passed"),
+    )
+    assert str(ContractReport("Mine", results)).splitlines() == [
+        "Mine: 2 passed, 1 failed, 1 left out",
+        "",
         "clause  passed  failed  left out",
         "    15       1       1         0",
-        "    28       0       0        14",
+        "    28       0       0         1",
+        "   all       1       0         0",
+        "",
+        "failed:",
+        "  test_clause_15_b",
+        "    clause 15: sorted.",
+        "      seen: []",
+        "",
+        "left out:",
+        "  test_clause_28_a",
+        "    restricted loading: pickle",
     ]
-    assert "  test_clause_15_lists_ids_sorted\n    clause 15: list_sample_ids: sorted." in text
-    assert "    restricted loading: a model is loaded by pickle" in text
+
+
+def test_the_report_names_the_adapter_and_comes_by_clause() -> None:
+    report = check_data_plane(Forgetful, clauses=[30, 15, 3])
+    assert report.adapter == "Forgetful"
+    assert list(dict.fromkeys(result.clause for result in report.results)) == [3, 15, 30]
 
 
 def test_an_error_of_the_adapter_is_a_failed_test() -> None:
