@@ -95,7 +95,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("adapter", "clause", "test"), [(*key, test) for key, test in FAULTS.items()])
 def test_a_planted_fault_is_caught_by_its_clause(adapter: Any, clause: int, test: str) -> None:
-    report = check_data_plane(maker(adapter), clauses=[clause], limit_s=1.0)
+    report = check_data_plane(maker(adapter), clauses=[clause], limit_s=0.5)
     failed = {result.test: result for result in report.failed}
     assert test in failed, report
     assert failed[test].clause == clause
