@@ -127,6 +127,14 @@ class CopiesTests(ClauseTests):
             _spoil(result[name])
         self.same(self.stored(client, ABD, *wanted), wanted, f"stored, after the result for {ids} was changed")
 
+    def test_clause_09_a_result_of_no_rows_may_be_changed(self) -> None:
+        """What is done to a result of 0 rows changes no other one."""
+        self.needs("copies")
+        client = self.with_rows(c=["A", "B", "D"])
+        first: Any = client.get_samples([], self.p, ["c"])["c"]
+        first.append("spoiled")
+        self.same(rows_of(client.get_samples([], self.p, ["c"])["c"]), list[Any]())
+
     def test_clause_09_results_share_nothing_with_each_other(self) -> None:
         """What is done to a result does not change another one."""
         self.needs("copies")

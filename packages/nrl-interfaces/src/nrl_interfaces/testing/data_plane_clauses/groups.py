@@ -48,6 +48,14 @@ class GroupsTests(ClauseTests):
         claimed = self.claimed(client, "train", ["x"], 2) + self.claimed(client, "train", ["x"], 2)
         self.same(claimed, ["a2", "c1", "c2"], "claimed by two")
 
+    def test_clause_22_a_group_is_ready_when_the_row_that_lacked_a_field_goes(self) -> None:
+        """Of a group that has lost rows claims hand out what is left of it."""
+        client = self._groups()
+        client.put_samples(["a1", "b1", "b2"], self.p, {"y": torch.arange(3)})
+        self.same(self.claimed(client, "train", ["y"], 2), ["b1", "b2"], "while a2 lacks y")
+        client.clear_samples(["a2"], self.p)
+        self.same(self.claimed(client, "train", ["y"], 2), ["a1"], "when a2 is gone")
+
     def test_clause_22_groups_stay_groups_in_a_stream(self) -> None:
         """Rows stay a group when rows before them go and others come."""
         client = self._groups("stream")

@@ -123,6 +123,21 @@ class WaitingTests(ClauseTests):
             claim.result()
             self._woken_by(claim, at, "the put")
 
+    def test_clause_18_wakes_the_claim_that_can_go_on(self) -> None:
+        """It wakes when a put arrives: the claim that the put is enough for, although others have waited longer."""
+        self.needs("waking")
+        client = self.without_rows("stream")
+        for_y = self._claim(client, 1, "y")
+        self.holds(for_y.is_waiting(0.05), "a claim came back before anything was put")
+        for_x = self._claim(client, 1)
+        self.holds(for_x.is_waiting(0.05), "a claim came back before anything was put")
+        at = time.monotonic()
+        client.put_samples(["a"], self.p, {"x": torch.tensor([1])})
+        self.same(for_x.result().sample_ids, ["a"])
+        self._woken_by(for_x, at, "the put")
+        client.put_samples(["a"], self.p, {"y": torch.tensor([1])})
+        for_y.result()
+
     def test_clause_18_wakes_when_a_claim_is_released(self) -> None:
         """It wakes when rows become claimable by a release."""
         self.needs("waking")
