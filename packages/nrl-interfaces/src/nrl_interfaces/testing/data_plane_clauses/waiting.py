@@ -127,7 +127,7 @@ class WaitingTests(ClauseTests):
         """It wakes when a put arrives: the claim that the put is enough for, although others have waited longer."""
         self.needs("waking")
         client = self.without_rows("stream")
-        for_y = self._claim(client, 1, "y")
+        for_y = Waiting(lambda: client.claim_meta(self.p, "eval", ["y"], 1, timeout_s=self.limit_s))
         self.holds(for_y.is_waiting(0.05), "a claim came back before anything was put")
         for_x = self._claim(client, 1)
         self.holds(for_x.is_waiting(0.05), "a claim came back before anything was put")
@@ -136,7 +136,7 @@ class WaitingTests(ClauseTests):
         self.same(for_x.result().sample_ids, ["a"])
         self._woken_by(for_x, at, "the put")
         client.put_samples(["a"], self.p, {"y": torch.tensor([1])})
-        for_y.result()
+        self.same(for_y.result().sample_ids, ["a"], "the one that waited longer")
 
     def test_clause_18_wakes_when_a_claim_is_released(self) -> None:
         """It wakes when rows become claimable by a release."""
