@@ -1,0 +1,54 @@
+"""The task encoder `generic_sft`: any processor with a chat template, text and images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder, MediaColumn
+from nrl_energon_loader.samples import CanonicalSFTSample, EncodedSFTSample, Message
+
+__all__ = ["GenericSFTTaskEncoder"]
+
+
+class GenericSFTTaskEncoder(BaseSFTTaskEncoder):
+    """Tokenizes one message at a time, so that each token belongs to one message and the loss mask is exact.
+
+    Raises:
+        ValueError: As `BaseSFTTaskEncoder`; or if there is no adapter.
+    """
+
+    def __init__(self, *, adapter: Any, **settings: Any) -> None:
+        if adapter is None:
+            raise ValueError("generic_sft has processor None; allowed: a Hugging Face processor or tokenizer")
+        super().__init__(adapter=adapter, **settings)
+        self.media_columns: Mapping[str, MediaColumn] = adapter.media_columns
+
+    def encode_conversation(self, sample: CanonicalSFTSample) -> EncodedSFTSample:
+        """Render and tokenize each message, with the images that it holds.
+
+        Raises:
+            ValueError: If a part is video or audio, or as `HFProcessorAdapter.render` and `tokenize`; skips the sample.
+        """
+        media = iter(sample.media)
+        images: list[Any] = []
+        message_log: list[Message] = []
+        columns: dict[str, list[torch.Tensor]] = {}
+        texts = self.adapter.render(sample.messages, sample.tools)
+        for message, text in zip(sample.messages, texts, strict=True):
+            images += [next(media) for _ in range(_count_images(message))]
+            token_ids, tensors = self.adapter.tokenize(text, images if text else [])
+            images = [] if text else images  # a message without text of its own: the next one's text shows its images
+            message_log.append({"role": message["role"], "content": text, "token_ids": token_ids})
+            for name, tensor in tensors.items():
+                columns.setdefault(name, []).append(tensor)
+        return EncodedSFTSample.derive_from(sample, message_log=message_log, loss_multiplier=1.0, media=columns)
+
+
+def _count_images(message: Message) -> int:
+    content = message.get("content")
+    kinds = [part["type"] for part in content] if isinstance(content, list) else []
+    for kind in kinds:
+        if kind not in {"text", "image"}:
+            raise ValueError(f"a part is {kind}; allowed, for now: text and image")
+    return kinds.count("image")

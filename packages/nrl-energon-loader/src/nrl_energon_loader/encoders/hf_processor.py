@@ -1,0 +1,227 @@
+"""The processor adapter `hf_multimodal`: a Hugging Face processor or tokenizer with a chat template."""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from jinja2 import TemplateError
+from nrl_interfaces.identity import fingerprint
+from PIL import Image, ImageOps
+
+from nrl_energon_loader.encoders.base import MediaColumn
+from nrl_energon_loader.samples import Message
+
+__all__ = ["HFProcessorAdapter"]
+
+TOKEN_COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+PROBE = "a probe of the chat template"
+PROBE_SIZES = ((224, 224), (336, 224))  # width and height; no model's smallest image is larger
+
+
+class HFProcessorAdapter:
+    """Renders and tokenizes conversations, message by message.
+
+    Args:
+        processor: A processor (with ``tokenizer`` and perhaps ``image_processor``) or a tokenizer.
+        add_bos: Whether a conversation begins with the BOS token, if the template does not write one.
+        add_eos: Whether it ends with the EOS token; line breaks that the template writes after its last message go.
+        add_generation_prompt: Whether what the template writes before an assistant's text belongs to the message
+            before, and so is not trained on.
+
+    Raises:
+        ValueError: If there is no chat template, or it shows no text; the tokenizer lacks a BOS or EOS token that is
+            wanted; or the images' tensors can't be packed along dimension 0.
+    """
+
+    def __init__(self, processor: Any, *, add_bos: bool, add_eos: bool, add_generation_prompt: bool) -> None:
+        self.processor = processor
+        self.tokenizer: Any = getattr(processor, "tokenizer", processor)
+        self._template: Any = getattr(processor, "chat_template", None) or getattr(
+            self.tokenizer, "chat_template", None
+        )
+        if not self._template:
+            raise ValueError(
+                f"{type(processor).__name__} has no chat_template; allowed: one with (set processor.chat_template)"
+            )
+        self._bos = self._special_token("bos", wanted=add_bos)
+        self._eos = self._special_token("eos", wanted=add_eos)
+        self._add_generation_prompt = add_generation_prompt
+        self._reads_strings = self._shows(PROBE)
+        if not self._reads_strings and not self._shows([_text_part(PROBE)]):
+            raise ValueError("the chat template leaves out a message's text, be it a string or a part of type text")
+        self._has_images = getattr(processor, "image_processor", None) is not None
+        self.media_columns: dict[str, MediaColumn] = self._probe_images() if self._has_images else {}
+        self.fingerprint: str = self._fingerprint()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[str]:
+        """Give the text that each message adds to the conversation.
+
+        Where a template writes messages of others than the assistant in one piece (a system text within the user's
+        turn, two tool results in one turn), the last of them has the text and those before it have none.
+
+        Raises:
+            ValueError: If the template writes an assistant's message, or what stands before it, in another way once
+                more messages follow: then it has no tokens of its own.
+        """
+        shown = [{**message, "content": self._content(message.get("content"))} for message in messages]
+        texts: list[str] = []
+        for number, message in enumerate(messages):
+            before_reply = messages[number + 1 : number + 2] and messages[number + 1]["role"] == "assistant"
+            try:
+                prompt = self._add_generation_prompt and bool(before_reply) and message["role"] != "assistant"
+                whole = self._render(shown[: number + 1], tools, add_generation_prompt=prompt)
+            except TemplateError:
+                if message["role"] == "assistant" or before_reply or number + 1 == len(messages):
+                    raise
+                texts.append("")  # a system message alone is too little for some templates
+                continue
+            texts = _with_next(texts, whole, messages)
+        if self._bos and not "".join(texts).startswith(self._bos):
+            texts[0] = self._bos + texts[0]
+        if self._eos:
+            texts[-1] = texts[-1].rstrip("\n")
+            texts[-1] += "" if texts[-1].endswith(self._eos) else self._eos
+        return texts
+
+    def tokenize(self, text: str, images: Sequence[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Tokenize what one message adds.
+
+        Args:
+            text: As `render` gives it.
+            images: For each image in it the bytes of a file, or a PIL image.
+
+        Returns:
+            Token ids (int64, [tokens]) and the images' tensors by media column.
+
+        Raises:
+            ValueError: If there are images and the processor has no image processor, or the text has another number
+                of image placeholders than there are images.
+        """
+        self._check_placeholders(text, len(images))
+        if not images:
+            (ids,) = self.tokenizer([text], add_special_tokens=False)["input_ids"]
+            return torch.tensor(ids, dtype=torch.int64), {}
+        out = self.processor(
+            text=[text], images=[_opened(image) for image in images], add_special_tokens=False, return_tensors="pt"
+        )
+        return out["input_ids"][0], {name: out[name] for name in out if name not in TOKEN_COLUMNS}
+
+    def _check_placeholders(self, text: str, images: int) -> None:
+        if images and not self._has_images:
+            raise ValueError(
+                f"there are {images} images and {type(self.processor).__name__} has no image processor; "
+                f"allowed: text only, or a processor with one"
+            )
+        placeholder = getattr(self.processor, "image_token", None)
+        if placeholder and text.count(placeholder) != images:
+            raise ValueError(
+                f"the text of a message has the image placeholder {placeholder!r} {text.count(placeholder)} times and "
+                f"{images} images; allowed: one each (is it in the text itself?)"
+            )
+
+    def _special_token(self, name: str, *, wanted: bool) -> str:
+        token = getattr(self.tokenizer, f"{name}_token", None)
+        if wanted and not token:
+            raise ValueError(
+                f"add_{name} is True and the tokenizer's {name}_token is {token!r}; allowed: False, or a token"
+            )
+        return token if wanted else ""
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            return PROBE in self._render([{"role": "user", "content": content}], None, add_generation_prompt=False)
+        except (TemplateError, TypeError):  # TypeError: a template that adds a string to a list, or the reverse
+            return False
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, *, add_generation_prompt: bool
+    ) -> str:
+        return self.processor.apply_chat_template(
+            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+
+    def _content(self, content: Any) -> Any:
+        """Put a content in the form that the template reads."""
+        parts = [_text_part(content or "")] if not isinstance(content, list) else cast("list[Message]", content)
+        if self._reads_strings and all(part["type"] == "text" for part in parts):
+            return "".join(part["text"] for part in parts)
+        return [_text_part(part["text"]) if part["type"] == "text" else {"type": part["type"]} for part in parts]
+
+    def _probe_images(self) -> dict[str, MediaColumn]:
+        """See what tensors images become, from two of different sizes."""
+        content = [{"type": "image"}, _text_part(PROBE)]
+        text = self._render([{"role": "user", "content": content}], None, add_generation_prompt=False)
+        probes = [self.tokenize(text, [Image.new("RGB", size)])[1] for size in PROBE_SIZES]
+        columns: dict[str, MediaColumn] = {}
+        for name, first in probes[0].items():
+            second = probes[1].get(name)
+            if second is None or first.dtype != second.dtype or first.shape[1:] != second.shape[1:]:
+                raise ValueError(
+                    f"{type(self.processor).__name__} makes {name!r} with shape {list(first.shape)} of an image of "
+                    f"{PROBE_SIZES[0]} and {list(getattr(second, 'shape', []))} of one of {PROBE_SIZES[1]}; "
+                    f"allowed: tensors that differ in dimension 0 only (is there a setting for a fixed size?)"
+                )
+            columns[name] = MediaColumn(first.dtype, tuple(first.shape[1:]))
+        return columns
+
+    def _fingerprint(self) -> str:
+        return fingerprint(
+            {
+                "chat_template": self._template,
+                "tokenizer": _tokenizer_content(self.tokenizer),
+                "processor": _processor_content(self.processor) if self._has_images else None,
+                "bos": self._bos,
+                "eos": self._eos,
+                "add_generation_prompt": self._add_generation_prompt,
+            }
+        )
+
+
+def _text_part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _with_next(texts: list[str], whole: str, messages: Sequence[Message]) -> list[str]:
+    """Add the text of the next message: what ``whole`` has beyond those before it."""
+    number, texts = len(texts), list(texts)
+    last = number - 1
+    while not whole.startswith(done := "".join(texts)):
+        # Others' messages that are written in one piece: the last one gets all of it.
+        if last < 0 or "assistant" in (messages[last]["role"], messages[number]["role"]):
+            at = next((n for n, pair in enumerate(zip(done, whole, strict=False)) if pair[0] != pair[1]), len(whole))
+            raise ValueError(
+                f"the chat template writes messages before messages[{number}] in another way than without it: "
+                f"{done[at : at + 40]!r} becomes {whole[at : at + 40]!r}; allowed: a template whose earlier turns stay "
+                f"as they are, so that each assistant message has its own tokens"
+                f" (add_generation_prompt=False may help)"
+            )
+        texts[last] = ""
+        last -= 1
+    return [*texts, whole[len(done) :]]
+
+
+def _opened(image: Any) -> Image.Image:
+    opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
+    return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
+    """What decides on the tokens of a text; not what a call leaves behind in the tokenizer (truncation, padding)."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = {"vocab": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
+    kept = {key: value for key, value in content.items() if key not in {"padding", "truncation"}}
+    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    # Digested: the vocabulary is large, and has floats that say nothing to a reader.
+    return {"content": _digest(kept), "special_tokens": tokens}
+
+
+def _processor_content(processor: Any) -> str:
+    settings: Mapping[str, Any] = json.loads(processor.to_json_string())
+    return _digest({**settings, "image_processor": json.loads(processor.image_processor.to_json_string())})
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""Small real parts: a tokenizer trained here, chat templates, image processors built from their config, images.
+
+Tests and benchmarks import it; nothing is downloaded.
+"""
+
+import io
+import random
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|bos|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>")
+WORDS = (
+    "the cat sits on a red mat and looks at the blue bird what is the weather in paris today it is sunny and warm "
+    "please describe this picture there are two dogs near a tree how many apples do you see i see three apples "
+    "thank you you are welcome compute the sum of four and five the answer is nine system user assistant tool"
+).split()
+
+# Tools first, then one turn a message; {% generation %} says what the assistant writes, for transformers' own mask.
+CHAT_TEMPLATE = """
+{%- if tools %}<|im_start|>tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}
+{%- generation %}{{ text(message.content) }}
+{%- for call in message.tool_calls or [] %}
+[call] {{ call.function | tojson }}{% endfor %}<|im_end|>
+{% endgeneration %}
+{%- else %}{{ text(message.content) }}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CHAT_TEMPLATE = (
+    """{%- macro text(content) %}{% if content is string %}{{ content }}{% else %}
+{%- for part in content %}{{ '<|image|>' if part.type == 'image' else part.text }}{% endfor %}
+{%- endif %}{% endmacro %}"""
+    + CHAT_TEMPLATE
+)
+
+
+def make_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer; the same one every time."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|bos|>",
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        **{"chat_template": CHAT_TEMPLATE, **settings},
+    )
+    made.image_token = "<|image|>"
+    return made
+
+
+def make_processor() -> LlavaProcessor:
+    """Four tokens an image, whatever its size: `pixel_values` float32 [images, 3, 28, 28]."""
+    images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    return LlavaProcessor(
+        image_processor=images,
+        tokenizer=make_tokenizer(),
+        patch_size=14,
+        vision_feature_select_strategy="full",
+        image_token="<|image|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_image(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """Colours of its own, smooth enough for a small file."""
+    corners = np.random.default_rng(seed).integers(0, 255, (2, 3, 3), dtype=np.uint8)
+    return Image.fromarray(corners).resize((width, height), Image.Resampling.BILINEAR)
+
+
+def image_bytes(seed: int, width: int = 40, height: int = 30) -> bytes:
+    """The same as a PNG file."""
+    file = io.BytesIO()
+    make_image(seed, width, height).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_text(rng: random.Random, words: int) -> str:
+    """Some words."""
+    return " ".join(rng.choices(WORDS, k=words))
+
+
+def make_messages(seed: int, *, turns: int = 2, words: int = 6, images: int = 0) -> list[dict[str, Any]]:
+    """A conversation: a system message, then turns of user and assistant; its images stand in the first user's."""
+    rng = random.Random(seed)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": make_text(rng, words)}]
+    for turn in range(turns):
+        text = make_text(rng, words)
+        pictures: list[dict[str, Any]] = [{"type": "image"}] * (images if turn == 0 else 0)
+        content = [*pictures, {"type": "text", "text": text}] if pictures else text
+        messages.append({"role": "user", "content": content})
+        messages.append({"role": "assistant", "content": make_text(rng, words)})
+    return messages
