@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|bos|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>")
-WORDS = (
+TEXT = (
     "the cat sits on a red mat and looks at the blue bird what is the weather in paris today it is sunny and warm "
     "please describe this picture there are two dogs near a tree how many apples do you see i see three apples "
     "thank you you are welcome compute the sum of four and five the answer is nine system user assistant tool"
-).split()
+)
 
 # Tools first, then one turn a message; {% generation %} says what the assistant writes, for transformers' own mask.
 CHAT_TEMPLATE = """
@@ -55,7 +55,7 @@ def make_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    tokenizer.train_from_iterator([TEXT] * 4, trainer)
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|bos|>",
@@ -95,7 +95,7 @@ def image_bytes(seed: int, width: int = 40, height: int = 30) -> bytes:
 
 def make_text(rng: random.Random, words: int) -> str:
     """Some words."""
-    return " ".join(rng.choices(WORDS, k=words))
+    return " ".join(rng.choices(TEXT.split(), k=words))
 
 
 def make_messages(seed: int, *, turns: int = 2, words: int = 6, images: int = 0) -> list[dict[str, Any]]:

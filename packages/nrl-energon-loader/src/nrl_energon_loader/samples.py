@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
-from megatron.energon import Batch, Sample, SourceInfo
-from megatron.energon.edataclass import edataclass
+from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
+    Batch,
+    Sample,
+    SourceInfo,
+    edataclass,  # pyright: ignore[reportUnknownVariableType]
+)
 from nrl_interfaces import BatchedDataDict, PackedTensor
 
 __all__ = [
@@ -55,6 +59,26 @@ class EncodedSFTSample(Sample):
     message_log: list[Message]
     loss_multiplier: float
     media: dict[str, list[torch.Tensor]]
+
+    @classmethod
+    def of(
+        cls,
+        sample: Sample,
+        message_log: list[Message],
+        media: dict[str, list[torch.Tensor]] | None = None,
+        *,
+        loss_multiplier: float = 1.0,
+    ) -> "EncodedSFTSample":
+        """Take Energon's fields from the conversation, the rest as given.
+
+        Args:
+            sample: The conversation.
+            message_log: As in the class.
+            media: As in the class; None without any.
+            loss_multiplier: As in the class.
+        """
+        fields = {"message_log": message_log, "media": media or {}, "loss_multiplier": loss_multiplier}
+        return cls.derive_from(sample, **fields)  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def length(self) -> int:
@@ -126,7 +150,8 @@ class DeliveredBatch(Batch):
 
     def pin_memory(self) -> "DeliveredBatch":
         """Pin the batch's tensors; Energon's own way would lose the types of dict and column."""
-        return type(self).extend(self, batch=BatchedDataDict({k: _pinned(v) for k, v in self.batch.items()}))
+        batch = BatchedDataDict({name: _pinned(column) for name, column in self.batch.items()})
+        return type(self).extend(self, batch=batch)  # pyright: ignore[reportUnknownMemberType]
 
 
 def source_name(sources: Sequence[SourceInfo] | None) -> str:

@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
+from nrl_energon_loader.loss_mask import loss_mask
+from nrl_energon_loader.packing.packs import padded_length
 from nrl_interfaces import BatchedDataDict
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-
-from nrl_energon_loader.loss_mask import loss_mask
-from nrl_energon_loader.packing.packs import padded_length
 
 __all__ = ["prepare_sft_batch"]
 
@@ -40,7 +39,7 @@ def prepare_sft_batch(
         ValueError: If the batch is packed, the tokenizer has no pad token, or the divisor is below 1.
 
     >>> from types import SimpleNamespace
-    >>> log = [{"role": "user", "token_ids": torch.tensor([5, 6])}, {"role": "assistant", "token_ids": torch.tensor([7])}]
+    >>> log = [{"role": role, "token_ids": torch.tensor(ids)} for role, ids in (("user", [5, 6]), ("assistant", [7]))]
     >>> batch = BatchedDataDict(message_log=[log], loss_multiplier=torch.ones(1))
     >>> made = prepare_sft_batch(batch, SimpleNamespace(pad_token_id=0), False, 4)
     >>> made["input_ids"].tolist(), made["token_mask"].int().tolist()

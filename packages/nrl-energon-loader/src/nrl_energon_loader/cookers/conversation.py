@@ -2,11 +2,14 @@
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from megatron.energon import CrudeSample, basic_sample_keys, stateless
-
+from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
+    CrudeSample,
+    basic_sample_keys,  # pyright: ignore[reportUnknownVariableType]
+    stateless,
+)
 from nrl_energon_loader.samples import CanonicalSFTSample, Message
 
 __all__ = ["ConversationError", "cook_conversation"]
@@ -48,29 +51,30 @@ def cook_conversation(sample: CrudeSample) -> CanonicalSFTSample:
     Raises:
         ConversationError: If it is anything else; names the sample.
     """
-    key = str(sample["__key__"])
+    members = cast("dict[str, Any]", sample)
     try:
-        conversation = _conversation(sample)
+        conversation = _conversation(members)
         messages = _messages(conversation)
-        media = [_medium(entry, number, sample) for number, entry in enumerate(_list(conversation, "media"))]
+        media = [_medium(entry, number, members) for number, entry in enumerate(_list(conversation, "media"))]
         _check_references(messages, len(media))
         _check_tool_results(messages)
         tools = _list(conversation, "tools")
     except _ProblemError as error:
-        raise ConversationError(key, str(error)) from error
-    return CanonicalSFTSample(**basic_sample_keys(sample), messages=messages, media=media, tools=tools or None)
+        raise ConversationError(str(members["__key__"]), str(error)) from error
+    keys = cast("dict[str, Any]", basic_sample_keys(members))
+    return CanonicalSFTSample(**keys, messages=messages, media=media, tools=tools or None)
 
 
 class _ProblemError(Exception):
     """Says what is wrong; the sample's name is put before it."""
 
 
-def _conversation(sample: CrudeSample) -> dict[str, Any]:
-    if "json" not in sample:
-        raise _ProblemError(f"there is no member 'json'; it has {_members(sample)}")
-    if not isinstance(sample["json"], dict):
-        raise _ProblemError(f"its JSON is a {type(sample['json']).__name__}; allowed: an object with 'messages'")
-    return cast("dict[str, Any]", sample["json"])
+def _conversation(members: Mapping[str, Any]) -> dict[str, Any]:
+    if "json" not in members:
+        raise _ProblemError(f"there is no member 'json'; it has {_names(members)}")
+    if not isinstance(members["json"], dict):
+        raise _ProblemError(f"its JSON is a {type(members['json']).__name__}; allowed: an object with 'messages'")
+    return cast("dict[str, Any]", members["json"])
 
 
 def _list(conversation: dict[str, Any], name: str) -> list[Any]:
@@ -93,10 +97,9 @@ def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
         raise _ProblemError(f"{where} is a {type(message).__name__}; allowed: an object")
     fields = cast("Message", message)
-    role = fields.get("role")
+    role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
         raise _ProblemError(f"{where}.role is {role!r}; allowed: {', '.join(ROLES)}")
-    content = fields.get("content")
     if isinstance(content, list):
         for number, part in enumerate(cast("list[Any]", content)):
             _check_part(part, f"{where}.content[{number}]")
@@ -105,21 +108,21 @@ def _check_message(message: Any, where: str) -> None:
 
 
 def _check_part(part: Any, where: str) -> None:
-    kind = cast("Message", part).get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part["text"] if "text" in part else None, str):
-        return
-    if kind not in MEDIA_TYPES:
+    fields = cast("Message", part if isinstance(part, dict) else {})
+    is_text = fields.get("type") == "text" and isinstance(fields.get("text"), str)
+    if not is_text and fields.get("type") not in MEDIA_TYPES:
         raise _ProblemError(
-            f"{where} is {str(part)[:80]!r}; allowed: an object of type text with a text, or of type image, video, audio"
+            f"{where} is {str(cast('object', part))[:80]!r}; allowed: an object with type text and a text, "
+            f"or with one of the types {', '.join(MEDIA_TYPES)}"
         )
 
 
 def _media_parts(messages: list[Message]) -> Iterator[tuple[str, Message]]:
     for number, message in enumerate(messages):
-        if isinstance(message["content"], list):
-            for place, part in enumerate(cast("list[Message]", message["content"])):
-                if part["type"] != "text":
-                    yield f"messages[{number}].content[{place}]", part
+        content = message.get("content")
+        for place, part in enumerate(cast("list[Message]", content) if isinstance(content, list) else []):
+            if part["type"] != "text":
+                yield f"messages[{number}].content[{place}]", part
 
 
 def _check_references(messages: list[Message], count: int) -> None:
@@ -131,53 +134,45 @@ def _check_references(messages: list[Message], count: int) -> None:
             )
         expected += 1
     if expected != count:
-        raise _ProblemError(
-            f"media has {count} entries and the messages have {expected} media parts; allowed: one each"
-        )
+        raise _ProblemError(f"media has {count} entries and the messages have {expected} media parts; allowed: as many")
 
 
-def _medium(entry: Any, number: int, sample: CrudeSample) -> Any:
+def _medium(entry: Any, number: int, members: Mapping[str, Any]) -> Any:
     if not isinstance(entry, str):
         raise _ProblemError(f"media[{number}] is a {type(entry).__name__}; allowed: a member's name or a data: URI")
     if entry.startswith("data:"):
         return _from_data_uri(entry, number)
-    if entry.startswith("__") or entry not in sample:
-        raise _ProblemError(f"media[{number}] is {entry!r}, which is no member; it has {_members(sample)}")
-    return sample[entry]
+    if entry.startswith("__") or entry not in members:
+        raise _ProblemError(f"media[{number}] is {entry!r}, which is no member; it has {_names(members)}")
+    return members[entry]
 
 
 def _from_data_uri(uri: str, number: int) -> bytes:
-    head, comma, data = uri.partition(",")
+    head, _, data = uri.partition(",")
     try:
-        if not comma or not head.endswith(";base64"):
-            raise binascii.Error("no ';base64,' in it")
-        return base64.b64decode(data, validate=True)
+        # Without ";base64" it would be percent-encoded text.
+        return base64.b64decode(data if head.endswith(";base64") else "?", validate=True)
     except binascii.Error as error:
         raise _ProblemError(
-            f"media[{number}] is {uri[:40]!r}..., no data: URI with base64 ({error}); as in 'data:image/png;base64,...'"
+            f"media[{number}] is {uri[:40]!r}..., which is not base64; allowed: as in 'data:image/png;base64,...'"
         ) from error
 
 
-def _members(sample: CrudeSample) -> list[str]:
-    return sorted(name for name in sample if not name.startswith("__"))
+def _names(members: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in members if not name.startswith("__"))
 
 
 def _check_tool_results(messages: list[Message]) -> None:
-    """Each result must answer a call of the assistant message before it: by its id where it has one, else by order."""
-    open_calls: list[Any] = []
+    """Each result answers a call of the assistant message before: by its id, or without one the first call left."""
+    calls: list[Any] = []
     for number, message in enumerate(messages):
-        if message["role"] == "tool":
-            wanted = message.get("tool_call_id")
-            answered = next((call for call in open_calls if wanted is None or call == wanted), _NOTHING)
-            if answered is _NOTHING:
-                raise _ProblemError(
-                    f"messages[{number}] is a tool result"
-                    f"{'' if wanted is None else f' for {wanted!r}'} that no open tool call asks for; "
-                    f"open are {open_calls}"
-                )
-            open_calls.remove(answered)
-        else:
-            open_calls = [call.get("id") for call in message.get("tool_calls") or []]
-
-
-_NOTHING = object()
+        if message["role"] != "tool":
+            calls = [call.get("id") for call in cast("list[Message]", message.get("tool_calls") or [])]
+            continue
+        wanted = message.get("tool_call_id")
+        if not calls or (wanted is not None and wanted not in calls):
+            raise _ProblemError(
+                f"messages[{number}] is the result of tool call {wanted!r}, which the assistant did not make or which "
+                f"has its result; allowed: {calls or 'none here'}"
+            )
+        calls.remove(calls[0] if wanted is None else wanted)

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
-from megatron.energon import Cooker, SampleDecoder, TaskEncoder, stateless
-from nrl_interfaces import BatchedDataDict, PackedTensor
-
+from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
+    Cooker,
+    SampleDecoder,
+    TaskEncoder,
+    stateless,
+)
 from nrl_energon_loader.packing.algorithms import packer
 from nrl_energon_loader.packing.packs import batch_of_packs, pack_samples, padded_length
 from nrl_energon_loader.sample_errors import take_skips
@@ -20,6 +23,7 @@ from nrl_energon_loader.samples import (
     source_id,
     source_name,
 )
+from nrl_interfaces import BatchedDataDict, PackedTensor
 
 __all__ = ["BaseSFTTaskEncoder", "MediaColumn", "MemberDecoder"]
 
@@ -49,6 +53,7 @@ class MemberDecoder(SampleDecoder):
         self._config: dict[str, Any] = {"members": "json and txt"}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Decode a crude sample."""
         return {name: _decoded(name, value) for name, value in sample.items()}
 
 
@@ -82,8 +87,6 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
     """
 
     decoder = MemberDecoder()
-    media_columns: ClassVar[Mapping[str, MediaColumn]] = {}
-    """The media columns that every batch has, by name; a sample may have no others."""
 
     def __init__(
         self,
@@ -112,13 +115,13 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
         self._max_length, self._include_source_ids = max_sequence_length, include_source_ids
         self._pad_multiple, self._only_unmask_final = sequence_length_pad_multiple, only_unmask_final
         self._max_in_bin = max_sequence_length if max_sequences_per_bin is None else max_sequences_per_bin
+        self.media_columns: Mapping[str, MediaColumn] = {} if adapter is None else adapter.media_columns
         self._packer = None if packing_algorithm is None else packer(packing_algorithm)
 
     def encode_conversation(self, sample: CanonicalSFTSample) -> EncodedSFTSample:
         """Turn a conversation into tokens. The same sample must always give the same tokens.
 
-        A subclass ends with ``return EncodedSFTSample.derive_from(sample, message_log=..., loss_multiplier=1.0,
-        media={})``. What it raises skips the sample.
+        A subclass ends with ``return EncodedSFTSample.of(sample, message_log)``. What it raises skips the sample.
         """
         raise NotImplementedError(f"{type(self).__name__} has no encode_conversation; a task encoder needs one")
 
@@ -142,11 +145,12 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
             return encoded
         filler = torch.full((min(SHORT_ROW, self._max_length),), self.pad_token_id)
         message_log = [{"role": "user", "content": "", "token_ids": filler}]
-        return EncodedSFTSample.derive_from(sample, message_log=message_log, loss_multiplier=0.0, media={})
+        return EncodedSFTSample.of(sample, message_log, loss_multiplier=0.0)
 
     def select_samples_to_pack(self, samples: list[EncodedSFTSample]) -> list[list[EncodedSFTSample]]:
         """Choose which conversations of the packing buffer share a row."""
-        assert self._packer is not None  # the loader sets a packing buffer only with an algorithm
+        if self._packer is None:
+            raise ValueError("packing_algorithm is None; allowed with a packing buffer: the name of an algorithm")
         lengths = [padded_length(sample.length, self._pad_multiple) for sample in samples]
         bins = self._packer(lengths, self._max_length, self._max_in_bin)
         return [[samples[position] for position in one] for one in bins]

@@ -1,11 +1,9 @@
 """The task encoder `generic_sft`: any processor with a chat template, text and images."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-
-from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder, MediaColumn
+from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder
 from nrl_energon_loader.samples import CanonicalSFTSample, EncodedSFTSample, Message
 
 __all__ = ["GenericSFTTaskEncoder"]
@@ -22,7 +20,6 @@ class GenericSFTTaskEncoder(BaseSFTTaskEncoder):
         if adapter is None:
             raise ValueError("generic_sft has processor None; allowed: a Hugging Face processor or tokenizer")
         super().__init__(adapter=adapter, **settings)
-        self.media_columns: Mapping[str, MediaColumn] = adapter.media_columns
 
     def encode_conversation(self, sample: CanonicalSFTSample) -> EncodedSFTSample:
         """Render and tokenize each message, with the images that it holds.
@@ -42,12 +39,12 @@ class GenericSFTTaskEncoder(BaseSFTTaskEncoder):
             message_log.append({"role": message["role"], "content": text, "token_ids": token_ids})
             for name, tensor in tensors.items():
                 columns.setdefault(name, []).append(tensor)
-        return EncodedSFTSample.derive_from(sample, message_log=message_log, loss_multiplier=1.0, media=columns)
+        return EncodedSFTSample.of(sample, message_log, columns)
 
 
 def _count_images(message: Message) -> int:
     content = message.get("content")
-    kinds = [part["type"] for part in content] if isinstance(content, list) else []
+    kinds = [part["type"] for part in cast("list[Message]", content)] if isinstance(content, list) else []
     for kind in kinds:
         if kind not in {"text", "image"}:
             raise ValueError(f"a part is {kind}; allowed, for now: text and image")

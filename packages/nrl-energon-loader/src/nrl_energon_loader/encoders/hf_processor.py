@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
-from nrl_interfaces.identity import fingerprint
-from PIL import Image, ImageOps
-
 from nrl_energon_loader.encoders.base import MediaColumn
 from nrl_energon_loader.samples import Message
+from nrl_interfaces.identity import fingerprint
+from PIL import Image, ImageOps
 
 __all__ = ["HFProcessorAdapter"]
 
@@ -128,7 +127,7 @@ class HFProcessorAdapter:
             raise ValueError(
                 f"add_{name} is True and the tokenizer's {name}_token is {token!r}; allowed: False, or a token"
             )
-        return token if wanted else ""
+        return str(token) if wanted else ""
 
     def _shows(self, content: Any) -> bool:
         try:

@@ -80,68 +80,32 @@ def _decreasing(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda position: -lengths[position])
 
 
-def _first_fit(order: Iterable[int], lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
+def _first_fit(order: Sequence[int], lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
+    """Put each into the first bin that has room, found in a tree: a node has the largest room of the bins below it.
+
+    Node n has the children 2n and 2n + 1; the leaves are the bins, those not yet begun at the right, all room free.
+    """
+    # Of two bins that no longer grow only for want of room, the second begins with more than the first has left.
+    most_bins = min(len(order), 2 * sum(map(lengths.__getitem__, order)) // capacity + 1 + len(order) // max_items)
+    leaves = 1 << most_bins.bit_length()
+    tree = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
-    rooms = _Rooms()
     for position in order:
-        length = lengths[position]
-        number = rooms.first(length)
-        if number is None:
-            number = len(bins)
-            bins.append([])
-            rooms.append(capacity)
-        bins[number].append(position)
-        rooms.take(number, length if len(bins[number]) < max_items else rooms.of(number))
-    return bins
-
-
-class _Rooms:
-    """The free room of each bin, as the leaves of a tree whose nodes hold the largest room below them."""
-
-    def __init__(self) -> None:
-        self._leaves = 1  # a power of two
-        self._count = 0
-        self._tree = [0, 0]  # node n has the children 2n and 2n + 1; leaf i is node leaves + i
-
-    def append(self, room: int) -> None:
-        """Add a bin."""
-        if self._count == self._leaves:
-            leaves = self._tree[self._leaves :]
-            self._leaves *= 2
-            self._tree = [0] * self._leaves + leaves + [0] * len(leaves)
-            for node in range(self._leaves - 1, 0, -1):
-                self._tree[node] = max(self._tree[2 * node], self._tree[2 * node + 1])
-        self._set(self._count, room)
-        self._count += 1
-
-    def of(self, number: int) -> int:
-        """Give the room of a bin."""
-        return self._tree[self._leaves + number]
-
-    def take(self, number: int, length: int) -> None:
-        """Take room of a bin."""
-        self._set(number, self.of(number) - length)
-
-    def first(self, length: int) -> int | None:
-        """Find the first bin with room for a length."""
-        tree, leaves, node = self._tree, self._leaves, 1
-        if tree[1] < length:
-            return None
+        length, node = lengths[position], 1
         while node < leaves:
             node *= 2
             if tree[node] < length:
                 node += 1
-        return node - leaves
-
-    def _set(self, number: int, room: int) -> None:
-        tree, node = self._tree, self._leaves + number
-        tree[node] = room
-        while node > 1:
+        number = node - leaves
+        if number == len(bins):
+            bins.append([])
+        bins[number].append(position)
+        room = tree[node] - length if len(bins[number]) < max_items else 0
+        while tree[node] != room:  # up to the first node that keeps its largest room; tree[0] always does
+            tree[node] = room
+            room = max(room, tree[node ^ 1])
             node //= 2
-            largest = max(tree[2 * node], tree[2 * node + 1])
-            if tree[node] == largest:
-                return
-            tree[node] = largest
+    return bins
 
 
 class _Pool:
@@ -223,8 +187,8 @@ class _ModifiedFirstFit:
                 continue
             self._put(number, self._small.take_smallest())
             position = self._small.take_largest(self._room[number])
-            assert position is not None  # the two smallest fit
-            self._put(number, position)
+            if position is not None:  # always: the two smallest fit
+                self._put(number, position)
 
     def _fill_up(self) -> None:
         """Forward, the largest item of any kind that fits, again and again."""
