@@ -3,6 +3,7 @@
 All but the last are Energon samples: they have `__key__`, `__restore_key__`, `__subflavors__` and `__sources__`.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
@@ -14,6 +15,7 @@ from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
     SourceInfo,
     edataclass,  # pyright: ignore[reportUnknownVariableType]
 )
+from nrl_energon_loader.transfer import received, to_send
 from nrl_interfaces import BatchedDataDict, PackedTensor
 
 __all__ = [
@@ -148,9 +150,13 @@ class DeliveredBatch(Batch):
             skips_by_source=skips,
         )
 
+    def __reduce__(self) -> Any:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _received_batch, (type(self), to_send(fields))
+
     def pin_memory(self) -> "DeliveredBatch":
         """Pin the batch's tensors; Energon's own way would lose the types of dict and column."""
-        batch = BatchedDataDict({name: _pinned(column) for name, column in self.batch.items()})
+        batch: BatchedDataDict[Any] = BatchedDataDict({name: _pinned(column) for name, column in self.batch.items()})
         return type(self).extend(self, batch=batch)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -163,6 +169,10 @@ def source_id(sample: Sample) -> str:
     """Give the id of a sample in its dataset: shard and key, wherever the dataset lies."""
     shard = sample.__sources__[0].shard_name if sample.__sources__ else "unknown"
     return f"{shard}/{sample.__key__}"
+
+
+def _received_batch(kind: type[DeliveredBatch], sent: bytes) -> DeliveredBatch:
+    return kind(**received(sent))
 
 
 def _pinned(value: Any) -> Any:
