@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast, ProcessorMixin
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 SPECIAL_TOKENS = ("<|bos|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>")
 TEXT = (
@@ -78,6 +79,25 @@ def make_processor() -> LlavaProcessor:
         image_token="<|image|>",
         chat_template=CHAT_TEMPLATE,
     )
+
+
+class PatchProcessor(ProcessorMixin):
+    """Images as patches, as many as their size asks for, and their grids: two media columns."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str) -> None:
+        self.image_token = "<|image|>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
+        patches = int(image_inputs["image_grid_thw"][image_idx].prod())
+        return self.image_token * (patches // self.image_processor.merge_size**2)
+
+
+def make_patch_processor() -> PatchProcessor:
+    """`pixel_values` float32 [patches, 1176] and `image_grid_thw` int64 [images, 3]."""
+    images = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=16 * 28 * 28)
+    return PatchProcessor(images, make_tokenizer(), CHAT_TEMPLATE)
 
 
 def make_image(seed: int, width: int = 40, height: int = 30) -> Image.Image:

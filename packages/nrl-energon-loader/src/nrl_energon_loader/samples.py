@@ -15,8 +15,9 @@ from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
     SourceInfo,
     edataclass,  # pyright: ignore[reportUnknownVariableType]
 )
-from nrl_energon_loader.transfer import received, to_send
 from nrl_interfaces import BatchedDataDict, PackedTensor
+
+from nrl_energon_loader.transfer import received, to_send
 
 __all__ = [
     "CanonicalSFTSample",

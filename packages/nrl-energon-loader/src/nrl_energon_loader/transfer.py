@@ -20,7 +20,7 @@ WITH_NUMPY = {torch.bool, torch.int32, torch.int64, torch.float32, torch.float64
 class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_small(obj):
-            return torch.from_numpy, (obj.numpy(),)
+            return torch.from_numpy, (obj.numpy(),)  # pyright: ignore[reportUnknownMemberType]
         return NotImplemented
 
 

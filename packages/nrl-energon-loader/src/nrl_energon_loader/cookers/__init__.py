@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron.energon import Cooker  # pyright: ignore[reportMissingTypeStubs]
+
 from nrl_energon_loader.registry import COOKERS
 
 __all__ = ["make_cookers"]

@@ -10,6 +10,7 @@ from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
     basic_sample_keys,  # pyright: ignore[reportUnknownVariableType]
     stateless,
 )
+
 from nrl_energon_loader.samples import CanonicalSFTSample, Message
 
 __all__ = ["ConversationError", "cook_conversation"]

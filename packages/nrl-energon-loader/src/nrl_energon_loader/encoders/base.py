@@ -12,6 +12,8 @@ from megatron.energon import (  # pyright: ignore[reportMissingTypeStubs]
     TaskEncoder,
     stateless,
 )
+from nrl_interfaces import BatchedDataDict, PackedTensor
+
 from nrl_energon_loader.packing.algorithms import packer
 from nrl_energon_loader.packing.packs import batch_of_packs, pack_samples, padded_length
 from nrl_energon_loader.sample_errors import take_skips
@@ -23,7 +25,6 @@ from nrl_energon_loader.samples import (
     source_id,
     source_name,
 )
-from nrl_interfaces import BatchedDataDict, PackedTensor
 
 __all__ = ["BaseSFTTaskEncoder", "MediaColumn", "MemberDecoder"]
 

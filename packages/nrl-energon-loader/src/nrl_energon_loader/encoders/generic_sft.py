@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import torch
+
 from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder
 from nrl_energon_loader.samples import CanonicalSFTSample, EncodedSFTSample, Message
 

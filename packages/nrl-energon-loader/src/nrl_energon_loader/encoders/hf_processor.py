@@ -3,15 +3,16 @@
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
-from nrl_energon_loader.encoders.base import MediaColumn
-from nrl_energon_loader.samples import Message
 from nrl_interfaces.identity import fingerprint
 from PIL import Image, ImageOps
+
+from nrl_energon_loader.encoders.base import MediaColumn
+from nrl_energon_loader.samples import Message
 
 __all__ = ["HFProcessorAdapter"]
 
@@ -218,8 +219,10 @@ def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
 
 
 def _processor_content(processor: Any) -> str:
-    settings: Mapping[str, Any] = json.loads(processor.to_json_string())
-    return _digest({**settings, "image_processor": json.loads(processor.image_processor.to_json_string())})
+    images = processor.image_processor
+    settings = {one: json.loads(part.to_json_string()) for one, part in (("processor", processor), ("images", images))}
+    # The class, too: two backends with the same settings resize differently.
+    return _digest({**settings, "image_class": type(images).__name__})
 
 
 def _digest(value: Any) -> str:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from megatron.energon import SourceInfo  # pyright: ignore[reportMissingTypeStubs]
-from nrl_energon_loader.loss_mask import loss_mask
-from nrl_energon_loader.samples import EncodedSFTSample, PackedSFTSample, source_id, source_name
 from nrl_interfaces import BatchedDataDict, PackedTensor
 from torch.nn.utils.rnn import pad_sequence
+
+from nrl_energon_loader.loss_mask import loss_mask
+from nrl_energon_loader.samples import EncodedSFTSample, PackedSFTSample, source_id, source_name
 
 __all__ = ["batch_of_packs", "pack_samples", "padded_length"]
 
