@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_concatenative_keeps_the_order_and_never_goes_back(problem: Any) -> None
     lengths, capacity, max_items = problem
     bins = algorithms.concatenative(*problem)
     assert [position for one in bins for position in one] == list(range(len(lengths)))
-    for one, following in zip(bins, bins[1:], strict=False):
+    for one, following in pairwise(bins):
         full = len(one) == max_items or sum(lengths[p] for p in one) + lengths[following[0]] > capacity
         assert full
 

@@ -5,7 +5,7 @@ All but the last are Energon samples: they have `__key__`, `__restore_key__`, `_
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -157,7 +157,7 @@ class DeliveredBatch(Batch):
 
     def pin_memory(self) -> "DeliveredBatch":
         """Pin the batch's tensors; Energon's own way would lose the types of dict and column."""
-        batch: BatchedDataDict[Any] = BatchedDataDict({name: _pinned(column) for name, column in self.batch.items()})
+        batch: BatchedDataDict[Any] = BatchedDataDict(_mapped(self.batch, torch.Tensor.pin_memory))
         return type(self).extend(self, batch=batch)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -176,13 +176,14 @@ def _received_batch(kind: type[DeliveredBatch], sent: bytes) -> DeliveredBatch:
     return kind(**received(sent))
 
 
-def _pinned(value: Any) -> Any:
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change every tensor of a column."""
     if isinstance(value, torch.Tensor):
-        return value.pin_memory()
+        return change(value)
     if isinstance(value, PackedTensor):
-        return value.map_segments(torch.Tensor.pin_memory)
+        return value.map_segments(change)
     if isinstance(value, list):
-        return [_pinned(item) for item in cast("list[Any]", value)]
+        return [_mapped(item, change) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {key: _pinned(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: _mapped(item, change) for key, item in cast("dict[str, Any]", value).items()}
     return value
