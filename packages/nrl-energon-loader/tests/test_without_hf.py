@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ except ValueError as error:
 
 def run(code: str, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED + textwrap.dedent(code), *args], capture_output=True, text=True
+        [sys.executable, "-c", BLOCKED + code, *args], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
