@@ -32,9 +32,9 @@ class Letters(BaseSFTTaskEncoder):
 LOADER = """
 import pathlib, json
 from nrl_energon_loader import build_energon_sft_loader
-from nrl_energon_loader.prepare import prepare
+from nrl_energon_loader.prepare import prepare_dataset
 folder = pathlib.Path(sys.argv[1])
-prepare(folder / "conversations.jsonl", folder / "dataset")
+prepare_dataset(folder / "conversations.jsonl", folder / "dataset")
 def build(**settings):
     energon = {"num_workers": 0, "task_encoder": f"{folder}/letters.py:Letters", **settings}
     return build_energon_sft_loader(
@@ -54,9 +54,7 @@ except ValueError as error:
 
 
 def run(code: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKED + code, *args], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", BLOCKED + code, *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -26,14 +26,14 @@ class HFProcessorAdapter:
 
     Args:
         processor: A processor (with ``tokenizer`` and perhaps ``image_processor``) or a tokenizer.
-        add_bos: Whether a conversation begins with the BOS token, if the template does not write one.
+        add_bos: Whether a conversation begins with the BOS token, if the tokenizer has one and the template writes none.
         add_eos: Whether it ends with the EOS token; line breaks that the template writes after its last message go.
         add_generation_prompt: Whether what the template writes before an assistant's text belongs to the message
             before, and so is not trained on.
 
     Raises:
-        ValueError: If there is no chat template, or it shows no text; the tokenizer lacks a BOS or EOS token that is
-            wanted; or the images' tensors can't be packed along dimension 0.
+        ValueError: If there is no chat template, or it shows no text; the tokenizer lacks an EOS token and
+            ``add_eos`` is True; or the images' tensors can't be packed along dimension 0.
     """
 
     def __init__(self, processor: Any, *, add_bos: bool, add_eos: bool, add_generation_prompt: bool) -> None:
@@ -46,8 +46,8 @@ class HFProcessorAdapter:
             raise ValueError(
                 f"{type(processor).__name__} has no chat_template; allowed: one with (set processor.chat_template)"
             )
-        self._bos = self._special_token("bos", wanted=add_bos)
-        self._eos = self._special_token("eos", wanted=add_eos)
+        self._bos = str(getattr(self.tokenizer, "bos_token", None) or "") if add_bos else ""
+        self._eos = _eos_token(self.tokenizer) if add_eos else ""
         self._add_generation_prompt = add_generation_prompt
         self._reads_strings = self._shows(PROBE)
         if not self._reads_strings and not self._shows([_text_part(PROBE)]):
@@ -122,14 +122,6 @@ class HFProcessorAdapter:
                 f"{images} images; allowed: one each (is it in the text itself?)"
             )
 
-    def _special_token(self, name: str, *, wanted: bool) -> str:
-        token = getattr(self.tokenizer, f"{name}_token", None)
-        if wanted and not token:
-            raise ValueError(
-                f"add_{name} is True and the tokenizer's {name}_token is {token!r}; allowed: False, or a token"
-            )
-        return str(token) if wanted else ""
-
     def _shows(self, content: Any) -> bool:
         try:
             return PROBE in self._render([{"role": "user", "content": content}], None, add_generation_prompt=False)
@@ -178,6 +170,12 @@ class HFProcessorAdapter:
                 "add_generation_prompt": self._add_generation_prompt,
             }
         )
+
+
+def _eos_token(tokenizer: Any) -> str:
+    if not tokenizer.eos_token:
+        raise ValueError("add_eos is True and the tokenizer's eos_token is None; allowed: False, or set a token")
+    return str(tokenizer.eos_token)
 
 
 def _text_part(text: str) -> Message:
