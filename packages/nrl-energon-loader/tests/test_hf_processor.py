@@ -125,6 +125,12 @@ def test_a_processor_that_can_not_do_it_is_refused_when_the_adapter_is_made() ->
     assert adapter(bare, add_bos=True).render([USER], None) == ["<|im_start|>user\nhi<|im_end|>\n"]  # many have none
 
 
+def test_a_processor_may_leave_the_template_to_its_tokenizer() -> None:
+    processor = hf.make_processor()
+    processor.chat_template = None
+    assert adapter(processor).render([USER], None) == ["<|im_start|>user\nhi<|im_end|>\n"]
+
+
 # ---- Tokens and images ----
 
 

@@ -26,7 +26,7 @@ class HFProcessorAdapter:
 
     Args:
         processor: A processor (with ``tokenizer`` and perhaps ``image_processor``) or a tokenizer.
-        add_bos: Whether a conversation begins with the BOS token, if the tokenizer has one and the template writes none.
+        add_bos: Whether a conversation begins with the BOS token, if the tokenizer has one. A template's own counts.
         add_eos: Whether it ends with the EOS token; line breaks that the template writes after its last message go.
         add_generation_prompt: Whether what the template writes before an assistant's text belongs to the message
             before, and so is not trained on.
@@ -39,13 +39,12 @@ class HFProcessorAdapter:
     def __init__(self, processor: Any, *, add_bos: bool, add_eos: bool, add_generation_prompt: bool) -> None:
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
-        self._template: Any = getattr(processor, "chat_template", None) or getattr(
-            self.tokenizer, "chat_template", None
-        )
-        if not self._template:
+        owners = [one for one in (processor, self.tokenizer) if getattr(one, "chat_template", None)]
+        if not owners:
             raise ValueError(
                 f"{type(processor).__name__} has no chat_template; allowed: one with (set processor.chat_template)"
             )
+        self._owner: Any = owners[0]
         self._bos = str(getattr(self.tokenizer, "bos_token", None) or "") if add_bos else ""
         self._eos = _eos_token(self.tokenizer) if add_eos else ""
         self._add_generation_prompt = add_generation_prompt
@@ -131,7 +130,7 @@ class HFProcessorAdapter:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, *, add_generation_prompt: bool
     ) -> str:
-        return self.processor.apply_chat_template(
+        return self._owner.apply_chat_template(
             list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
         )
 
@@ -162,7 +161,7 @@ class HFProcessorAdapter:
     def _fingerprint(self) -> str:
         return fingerprint(
             {
-                "chat_template": self._template,
+                "chat_template": self._owner.chat_template,
                 "tokenizer": _tokenizer_content(self.tokenizer),
                 "processor": _processor_content(self.processor) if self._has_images else None,
                 "bos": self._bos,
