@@ -14,14 +14,15 @@ from nrl_interfaces.identity import fingerprint
 
 from nrl_energon_loader.config import EnergonSourceConfig
 
-__all__ = ["PREPARED", "SplitRole", "content", "load_split", "split_of"]
+__all__ = ["META", "PREPARED", "SplitRole", "content", "load_split", "source_path", "split_of"]
 
 SplitRole: TypeAlias = Literal["train", "validation"]
 
 PREPARED: Final = "nrl-prepared.json"
 """What `prepare` writes beside Energon's files: a digest of every shard, which a size does not give."""
 
-_META: Final = ".nv-meta"
+META: Final = ".nv-meta"
+"""The folder that makes a dataset of a folder of tar files."""
 _DEFAULT_SPLITS: Final[dict[str, str]] = {"train": "train", "validation": "val"}
 
 
@@ -52,7 +53,7 @@ def load_split(source: EnergonSourceConfig, split_role: SplitRole, worker_config
         EnergonDatasetType.JSONL,
     ):
         raise ValueError(
-            f"source.path {source.path!r} is not a prepared dataset; allowed: a folder with a {_META} folder "
+            f"source.path {source.path!r} is not a prepared dataset; allowed: a folder with a {META} folder "
             f"(nrl-energon-loader prepare makes one of conversations, energon prepare of tar files), "
             f"a metadataset's .yaml file, or an indexed .jsonl file"
         )
@@ -90,7 +91,7 @@ def _folder_content(path: EPath) -> str:
     if path.is_file():  # JSONL: its index says where each line begins
         index = EPath(f"{path}.idx")
         return fingerprint({"size": path.size(), "index": index.read_bytes().hex() if index.is_file() else None})
-    meta = path / _META
+    meta = path / META
     files = {name: meta / name for name in ("dataset.yaml", "split.yaml", "split.json", PREPARED)}
     texts = {name: file.read_bytes().decode() for name, file in files.items() if file.is_file()}
     counts: dict[str, int] = get_dataset_info(path)["shard_counts"]
@@ -104,7 +105,7 @@ def _splits(path: EPath) -> str:
     with contextlib.suppress(Exception):
         import yaml
 
-        parts = yaml.safe_load((path / _META / "split.yaml").read_bytes())["split_parts"]
+        parts = yaml.safe_load((path / META / "split.yaml").read_bytes())["split_parts"]
         return ", ".join(name for name, shards in parts.items() if shards)
     return ""
 
