@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import SourceInfo
 from megatron.energon.task_encoder.base import get_stateless
-from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder
+from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder, MediaColumn
 from nrl_energon_loader.encoders.generic_sft import GenericSFTTaskEncoder
 from nrl_energon_loader.encoders.hf_processor import HFProcessorAdapter
 from nrl_energon_loader.sample_errors import compact_sample_error_handler, take_skips
@@ -280,6 +280,29 @@ def test_an_encoder_of_ones_own_needs_one_method_and_no_tokenizer() -> None:
         made.encode_sample(conversation([{"role": "user", "content": ""}]))
     with pytest.raises(NotImplementedError, match="BaseSFTTaskEncoder has no encode_conversation"):
         BaseSFTTaskEncoder(cookers=[], max_sequence_length=8).encode_sample(conversation([]))
+
+
+class Pixels(Letters):
+    """Makes of a conversation what its media say: names and tensors."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.media_columns = {"pixels": MediaColumn(torch.float32, (2,))}
+
+    def encode_conversation(self, sample: CanonicalSFTSample) -> EncodedSFTSample:
+        return EncodedSFTSample.of(sample, super().encode_conversation(sample).message_log, dict(sample.media))
+
+
+def test_media_that_would_spoil_a_batch_are_refused_with_their_sample() -> None:
+    made = Pixels(cookers=[], max_sequence_length=8)
+    user = [{"role": "user", "content": "a"}]
+    good = made.encode_sample(conversation(user, [("pixels", [torch.ones(3, 2)])]))
+    assert made.batch([good, made.encode_sample(conversation(user))]).batch["pixels"].as_tensor().shape == (3, 2)
+    with pytest.raises(ValueError, match=r"sample '0003' has media 'sounds'; allowed: .*, \['pixels'\]"):
+        made.encode_sample(conversation(user, [("sounds", [torch.ones(3)])]))
+    for tensor in (torch.ones(3, 4), torch.ones(3, 2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="allowed"):
+            made.encode_sample(conversation(user, [("pixels", [tensor])]))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_a_system_message_that_is_too_little_alone_joins_the_users() -> None:
     template = """{% if messages[-1].role == 'system' %}{{ raise_exception('a user message must follow') }}{% endif %}
 {%- for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"""
     assert with_template(template).render([SYSTEM, USER, REPLY], None) == ["", "s:be kind;u:hi;", "a:hello;"]
+    assert with_template(template, add_bos=True).render([SYSTEM, USER], None) == ["", "<|bos|>s:be kind;u:hi;"]
     for alone in ([SYSTEM], [SYSTEM, REPLY, USER, SYSTEM]):  # nobody to give its text to
         with pytest.raises(TemplateError, match="must follow"):
             with_template(template).render(alone, None)
@@ -165,7 +166,7 @@ def test_media_columns_are_known_before_any_image() -> None:
 def test_images_that_keep_their_size_can_not_be_packed() -> None:
     processor = hf.make_processor()
     processor.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, do_center_crop=False)
-    with pytest.raises(ValueError, match=r"makes 'pixel_values' with shape \[1, 3, 28, 28\] of .*\[1, 3, 28, 42\]"):
+    with pytest.raises(ValueError, match=r"makes 'pixel_values' with shape \(1, 3, 28, 28\) of .*\(1, 3, 28, 42\) of"):
         adapter(processor)
 
 

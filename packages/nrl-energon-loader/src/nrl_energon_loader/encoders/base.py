@@ -43,6 +43,14 @@ class MediaColumn:
     dtype: torch.dtype
     trailing_shape: tuple[int, ...]
 
+    def pack(self, rows: Sequence[list[torch.Tensor] | None]) -> PackedTensor:
+        """Make the column of some rows' tensors.
+
+        Raises:
+            ValueError: If a tensor has another dtype or trailing shape.
+        """
+        return PackedTensor(rows, 0, dtype=self.dtype, trailing_shape=self.trailing_shape)
+
 
 class MemberDecoder(SampleDecoder):
     """Parses a sample's JSON and text members and leaves all others as bytes.
@@ -142,6 +150,7 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
         encoded = self.encode_conversation(sample)
         if encoded.length == 0:
             raise ValueError(f"sample {sample.__key__!r} has 0 tokens; allowed: 1 or more")
+        self._check_media(sample.__key__, encoded.media)
         if encoded.length <= self._max_length:
             return encoded
         filler = torch.full((min(SHORT_ROW, self._max_length),), self.pad_token_id)
@@ -173,6 +182,15 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
             return self._batch_of_samples(cast("list[EncodedSFTSample]", samples))
         return self._batch_of_packs(cast("list[PackedSFTSample]", samples))
 
+    def _check_media(self, key: str, media: dict[str, list[torch.Tensor]]) -> None:
+        """Refuse here what would spoil a whole batch later."""
+        for name, tensors in media.items():
+            if name not in self.media_columns:
+                raise ValueError(
+                    f"sample {key!r} has media {name!r}; allowed: what media_columns has, {list(self.media_columns)}"
+                )
+            self.media_columns[name].pack([tensors])
+
     def _batch_of_samples(self, samples: list[EncodedSFTSample]) -> DeliveredBatch:
         batch: BatchedDataDict[Any] = BatchedDataDict(
             message_log=[sample.message_log for sample in samples],
@@ -196,8 +214,7 @@ class BaseSFTTaskEncoder(TaskEncoder[CanonicalSFTSample, Any, DeliveredBatch, De
         if self._include_source_ids:
             batch["source_ids"] = list(source_ids)
         for name, column in self.media_columns.items():
-            rows = [sample.media.get(name) for sample in samples]
-            batch[name] = PackedTensor(rows, 0, dtype=column.dtype, trailing_shape=column.trailing_shape)
+            batch[name] = column.pack([sample.media.get(name) for sample in samples])
         return DeliveredBatch.of(batch, samples, names, take_skips())
 
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from jinja2 import TemplateError
 from nrl_interfaces.identity import fingerprint
-from PIL import Image, ImageOps
 
 from nrl_energon_loader.encoders.base import MediaColumn
 from nrl_energon_loader.samples import Message
+
+try:
+    from jinja2 import TemplateError
+    from PIL import Image, ImageOps
+except ImportError as error:
+    raise ImportError(f"hf_multimodal needs more ({error}): pip install nrl-energon-loader[hf]") from error
 
 __all__ = ["HFProcessorAdapter"]
 
@@ -52,6 +56,7 @@ class HFProcessorAdapter:
         if not self._reads_strings and not self._shows([_text_part(PROBE)]):
             raise ValueError("the chat template leaves out a message's text, be it a string or a part of type text")
         self._has_images = getattr(processor, "image_processor", None) is not None
+        self._placeholder: str | None = None
         self.media_columns: dict[str, MediaColumn] = self._probe_images() if self._has_images else {}
         self.fingerprint: str = self._fingerprint()
 
@@ -78,12 +83,7 @@ class HFProcessorAdapter:
                 texts.append("")  # a system message alone is too little for some templates
                 continue
             texts = _with_next(texts, whole, messages)
-        if self._bos and not "".join(texts).startswith(self._bos):
-            texts[0] = self._bos + texts[0]
-        if self._eos:
-            texts[-1] = texts[-1].rstrip("\n")
-            texts[-1] += "" if texts[-1].endswith(self._eos) else self._eos
-        return texts
+        return self._with_ends(texts)
 
     def tokenize(self, text: str, images: Sequence[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Tokenize what one message adds.
@@ -108,17 +108,25 @@ class HFProcessorAdapter:
         )
         return out["input_ids"][0], {name: out[name] for name in out if name not in TOKEN_COLUMNS}
 
+    def _with_ends(self, texts: list[str]) -> list[str]:
+        if self._bos and not "".join(texts).startswith(self._bos):
+            first = next((number for number, text in enumerate(texts) if text), 0)
+            texts[first] = self._bos + texts[first]
+        if self._eos:
+            texts[-1] = texts[-1].rstrip("\n").removesuffix(self._eos) + self._eos
+        return texts
+
     def _check_placeholders(self, text: str, images: int) -> None:
         if images and not self._has_images:
             raise ValueError(
                 f"there are {images} images and {type(self.processor).__name__} has no image processor; "
                 f"allowed: text only, or a processor with one"
             )
-        placeholder = getattr(self.processor, "image_token", None)
-        if placeholder and text.count(placeholder) != images:
+        count = images if self._placeholder is None else text.count(self._placeholder)
+        if count != images:
             raise ValueError(
-                f"the text of a message has the image placeholder {placeholder!r} {text.count(placeholder)} times and "
-                f"{images} images; allowed: one each (is it in the text itself?)"
+                f"the text of a message has the image placeholder {self._placeholder!r} {count} times and {images} images; "
+                f"allowed: one each (is it in the text itself?)"
             )
 
     def _shows(self, content: Any) -> bool:
@@ -145,14 +153,17 @@ class HFProcessorAdapter:
         """See what tensors images become, from two of different sizes."""
         content = [{"type": "image"}, _text_part(PROBE)]
         text = self._render([{"role": "user", "content": content}], None, add_generation_prompt=False)
+        token = str(getattr(self.processor, "image_token", None))
+        self._placeholder = token if token in text else None  # some templates write another one than the tokens' text
         probes = [self.tokenize(text, [Image.new("RGB", size)])[1] for size in PROBE_SIZES]
         columns: dict[str, MediaColumn] = {}
         for name, first in probes[0].items():
-            second = probes[1].get(name)
-            if second is None or first.dtype != second.dtype or first.shape[1:] != second.shape[1:]:
+            second = probes[1][name]
+            shapes = [tuple(getattr(tensor, "shape", ())) for tensor in (first, second)]
+            if not shapes[0] or shapes[0][1:] != shapes[1][1:]:
                 raise ValueError(
-                    f"{type(self.processor).__name__} makes {name!r} with shape {list(first.shape)} of an image of "
-                    f"{PROBE_SIZES[0]} and {list(getattr(second, 'shape', []))} of one of {PROBE_SIZES[1]}; "
+                    f"{type(self.processor).__name__} makes {name!r} with shape {shapes[0]} of an image of "
+                    f"{PROBE_SIZES[0]} and {shapes[1]} of one of {PROBE_SIZES[1]}; "
                     f"allowed: tensors that differ in dimension 0 only (is there a setting for a fixed size?)"
                 )
             columns[name] = MediaColumn(first.dtype, tuple(first.shape[1:]))
