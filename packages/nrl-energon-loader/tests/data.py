@@ -73,7 +73,7 @@ def digest(value: Any) -> str:
 def _feed(value: Any, hashed: Any) -> None:
     if isinstance(value, torch.Tensor):
         hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        hashed.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, PackedTensor):
         _feed([str(value.dtype), value.trailing_shape, list(value)], hashed)
     elif isinstance(value, Mapping):

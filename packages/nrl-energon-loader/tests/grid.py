@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 CELLS = [
     *(Cell(*each, None) for each in itertools.product(("text", "images"), (False, True), ("train", "validation"))),
-    *(Cell("text", packed, role, 5) for packed, role in ((False, "train"), (True, "train"), (True, "validation"))),
+    *(Cell("text", packed, role, 7) for packed, role in ((False, "train"), (True, "train"), (True, "validation"))),
 ]
 
 
@@ -106,10 +106,10 @@ class Trace:
         return {"batches": self.batches, "iterations": self.iterations}
 
 
-def run(loader: EnergonSFTDataLoader, until_epoch: int = EPOCHS) -> dict[str, Any]:
+def run_epoch(loader: EnergonSFTDataLoader) -> dict[str, Any]:
     with loader:
         trace = Trace(loader)
-        for _ in trace.steps(until_epoch):
+        for _ in trace.steps(loader.epoch + 1):
             pass
         return trace.to_json()
 
@@ -138,7 +138,7 @@ def resume(folder: Path, workers: int) -> dict[str, Any]:
     """Go on from every state; twice in a row, the second time from a state saved one batch later; and from none."""
     resumed: dict[str, Any] = {}
     for cell in CELLS:
-        runs: dict[str, Any] = {"without a state": run(make_loader(folder, cell, workers))}
+        runs: dict[str, Any] = {"without a state": run_epoch(make_loader(folder, cell, workers))}
         for saved in SAVED:
             with make_loader(folder, cell, workers) as loader:
                 loader.load_state_dict(torch.load(folder / f"{cell} {workers} {saved}.pt"))
@@ -150,7 +150,7 @@ def resume(folder: Path, workers: int) -> dict[str, Any]:
                     pass
             second = make_loader(folder, cell, workers)
             second.load_state_dict(state)
-            runs[saved] = {"once": trace.to_json(), "twice": run(second)}
+            runs[saved] = {"once": trace.to_json(), "twice": run_epoch(second)}
         resumed[str(cell)] = runs
     return resumed
 

@@ -35,18 +35,18 @@ def runs(request: pytest.FixtureRequest, folder: Path) -> tuple[dict[str, Any], 
 def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(runs, cell, saved, times) -> None:
     recorded, resumed = runs[0][cell], runs[1][cell][saved][times]
     begin = recorded["before"][saved] + (times == "twice")
-    assert resumed["batches"] == recorded["batches"][begin:]
-    assert 0 not in resumed["iterations"][:-1]
+    wanted = recorded["batches"][begin:]
+    assert resumed["batches"] == (wanted if times == "once" else wanted[: len(resumed["batches"])])
+    assert 0 not in resumed["iterations"], "an epoch without a batch"
 
 
 @pytest.mark.parametrize(("cell", "saved"), [each for each in EVERYWHERE if each[1] != grid.SAVED[0]])
 def test_without_the_state_the_comparison_fails(runs, cell, saved) -> None:
     # A state from before the first batch is the start, and the only one that nothing is lost without.
-    recorded, resumed = runs[0][cell], runs[1][cell]["without a state"]
-    begin = recorded["before"][saved]
-    assert begin > 0
-    assert resumed["batches"][: len(recorded["batches"]) - begin] != recorded["batches"][begin:]
-    assert resumed["batches"] == recorded["batches"]
+    recorded, anew = runs[0][cell]["batches"], runs[1][cell]["without a state"]["batches"]
+    assert anew == recorded[: len(anew)]
+    begin = runs[0][cell]["before"][saved]
+    assert anew != recorded[begin : begin + len(anew)]
 
 
 @pytest.mark.parametrize("cell", [str(cell) for cell in grid.CELLS])
@@ -55,7 +55,7 @@ def test_the_grid_has_what_makes_it_hard(runs, cell) -> None:
     sources = [batch[1] for batch in batches]
     counters = batches[-1][2]
     first = sources[: runs[0][cell]["iterations"][0]]
-    assert counters["skipped"] > 0
+    assert counters["skipped"] > 0 or "epochs of" in cell
     assert len({len(batch) for batch in sources}) == 2 or "epochs of" in cell, "a short last batch"
     if "unpacked" not in cell:
         assert any(len(pack) > 1 for batch in sources for pack in batch)

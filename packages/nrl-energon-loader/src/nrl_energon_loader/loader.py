@@ -196,7 +196,7 @@ class EnergonSFTDataLoader:
         self._refuse_closed()
         if self._iterations:
             raise RuntimeError("a state can be loaded before the first iteration only; make a new loader for it")
-        _check_format(state)
+        check_format(state)
         self._check_identity(state)
         counters, first_epoch = _counters_of(state)
         loader_state = decode(state["loader_state"])
@@ -272,7 +272,7 @@ class EnergonSFTDataLoader:
             raise RuntimeError("this loader is closed; make a new one")
 
 
-def _check_format(state: object) -> None:
+def check_format(state: object) -> None:
     """Refuse what is none of our states, or not as it was saved."""
     if not isinstance(state, Mapping):
         raise StateFormatError("", f"a {type(state).__name__}; allowed: what state_dict gave")

@@ -144,7 +144,11 @@ COOKERS: Final = Registry(
     "cooker", {"generic_conversation": "nrl_energon_loader.cookers.conversation:cook_conversation"}
 )
 TASK_ENCODERS: Final = Registry(
-    "task encoder", {"generic_sft": "nrl_energon_loader.encoders.generic_sft:GenericSFTTaskEncoder"}
+    "task encoder",
+    {
+        "generic_sft": "nrl_energon_loader.encoders.generic_sft:GenericSFTTaskEncoder",
+        "utf8_bytes": "nrl_energon_loader.encoders.utf8_bytes:Utf8BytesTaskEncoder",
+    },
 )
 PROCESSOR_ADAPTERS: Final = Registry(
     "processor adapter", {"hf_multimodal": "nrl_energon_loader.encoders.hf_processor:HFProcessorAdapter"}

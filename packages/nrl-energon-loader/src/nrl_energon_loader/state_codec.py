@@ -168,7 +168,7 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
             _feed(item, update)
     elif isinstance(value, torch.Tensor):
         update(f"T{value.dtype}{tuple(value.shape)}:".encode())
-        update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, bytes):
         update(b"b%d:" % len(value))
         update(value)
