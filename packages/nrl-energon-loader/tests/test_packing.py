@@ -99,6 +99,9 @@ def test_modified_first_fit_decreasing_finds_better_bins_than_first_fit_decreasi
     assert algorithms.first_fit_decreasing(lengths, 100, 9) == [[0, 2], [1, 3, 4], [5]]
     # Beside the 56: the smallest of 16 to 33 and the largest that still fits.
     assert algorithms.modified_first_fit_decreasing(lengths, 100, 9) == [[0, 3, 4], [1, 2, 5]]
+    # A pair goes to the large one with the most room, and only where three may be together.
+    assert algorithms.modified_first_fit_decreasing([60, 52, 18, 17], 100, 3) == [[0], [1, 3, 2]]
+    assert algorithms.modified_first_fit_decreasing([60, 52, 18, 17], 100, 2) == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize("capacity", [2048, 8192])

@@ -125,8 +125,8 @@ class HFProcessorAdapter:
         count = images if self._placeholder is None else text.count(self._placeholder)
         if count != images:
             raise ValueError(
-                f"the text of a message has the image placeholder {self._placeholder!r} {count} times and {images} images; "
-                f"allowed: one each (is it in the text itself?)"
+                f"the text of a message has the image placeholder {self._placeholder!r} {count} times "
+                f"and {images} images; allowed: one each (is it in the text itself?)"
             )
 
     def _shows(self, content: Any) -> bool:
