@@ -1,6 +1,5 @@
 """What the tests of nrl-energon-loader share: datasets on disk, and that nothing is left running."""
 
-import gc
 import multiprocessing
 import sys
 import threading
@@ -14,12 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import hf`, `import data`: th
 
 # Workers are forked: after a parallel torch operation a forked child would hang in its own first one.
 torch.set_num_threads(1)
-
-
-def pytest_collection_finish() -> None:
-    """Keep a worker from going through all that was imported: its start takes a tenth of the time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

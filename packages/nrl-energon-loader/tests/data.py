@@ -1,5 +1,6 @@
 """Datasets on disk, loaders over them, and digests of what they give."""
 
+import gc
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ def numbers(count: int, *, bad: Sequence[int] = ()) -> list[str]:
 
 def plain_loader(path: Path | str, *, energon: Mapping[str, Any] | None = None, **changes: Any) -> EnergonSFTDataLoader:
     """A loader over a plain dataset: training without shuffle, no workers, batches of 2, unless said otherwise."""
+    gc.freeze()  # a worker's start goes through what is not frozen; Energon thaws it again
     arguments: dict[str, Any] = {
         "data_config": {"shuffle": changes.pop("shuffle", False)},
         "source": {"path": str(path), "split": changes.pop("split", "train"), **changes.pop("source", {})},

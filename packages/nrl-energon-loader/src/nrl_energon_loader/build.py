@@ -9,7 +9,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
 
-import torch
 from megatron.energon import SavableDataLoader, SavableDataset, WorkerConfig, get_savable_loader
 from megatron.energon.wrappers import LimitDataset, RepeatDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
@@ -141,15 +140,13 @@ def _energon_loader(
     else:
         dataset = _validation_dataset(source, encoder, workers, batch_size, buffer_size)
     _check_shares(dataset, workers, source)
-    loader = get_savable_loader(
+    return get_savable_loader(
         PassDataset(without_progress_bar(dataset), worker_config=workers),
         checkpoint_every_sec=config.energon.checkpoint_every_sec,
         prefetch_factor=config.energon.prefetch_factor,
         # Without workers Energon's watchdog would leave a thread for every pass.
         watchdog_timeout_seconds=config.energon.watchdog_timeout_seconds if workers.num_workers else None,
     )
-    loader.pin_memory = torch.accelerator.is_available()
-    return loader
 
 
 def _train_dataset(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
+import torch
 from megatron.energon import SavableDataLoader, SavableDataset, get_savable_loader
 from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetCheckpoint
 from megatron.energon.wrappers import GcDataset
@@ -28,23 +29,31 @@ class EnergonStream:
     def __init__(self, make: Callable[[int], _Batches]) -> None:
         self._make = make
         self._process = os.getpid()
-        self._start(first_epoch=0)
+        self._use(make(0), first_epoch=0)
 
     @classmethod
     def of(cls, loader: _Batches) -> Self:
-        """Take a loader of Energon's as it is; it can't be made anew, and so not be begun elsewhere."""
-        made: list[_Batches] = [_with_passes(loader)]
+        """Take a loader of Energon's, not iterated yet.
 
-        def once(_first_epoch: int) -> _Batches:
-            if not made:
-                raise RuntimeError("Energon's loader can be begun once only; give an EnergonStream, which makes it anew")
-            return made.pop()
+        It can be made anew only with workers, which leave this process's dataset as it is, and in its own order only.
+        """
+        begun = False
 
-        return cls(once)
+        def make(first_epoch: int) -> _Batches:
+            nonlocal begun
+            if first_epoch or (begun and not loader.num_workers):
+                raise RuntimeError(
+                    "a loader of Energon's without workers can be begun once only, and none at another epoch; "
+                    "allowed: an EnergonStream, whose function makes one"
+                )
+            begun = True
+            return _with_passes(loader)
 
-    def _start(self, first_epoch: int) -> None:
-        self.first_epoch = first_epoch
-        self._loader = self._make(first_epoch)
+        return cls(make)
+
+    def _use(self, loader: _Batches, first_epoch: int) -> None:
+        self.first_epoch, self._loader = first_epoch, loader
+        self._loader.pin_memory = self._loader.pin_memory and torch.accelerator.is_available()  # else torch warns
         self._passes = _pass_dataset(self._loader)
         self._iterator: Iterator[Any] | None = None
         self._loaded: SavableDataLoaderState | None = None
@@ -116,6 +125,7 @@ class EnergonStream:
             self._check(state)
             self._loader.restore_state_rank(state)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+            self._dataset().reset_state_deep()
             self.restart(first_epoch=0)
             raise ValueError(f"Energon does not take it: {error or 'its parts are others'}") from error
         self._loaded, self._counters_at_start = state, self._counters()
@@ -123,8 +133,9 @@ class EnergonStream:
     def restart(self, first_epoch: int) -> None:
         """End the workers and go to the start of an epoch."""
         if not self._is_fresh() or first_epoch != self.first_epoch:
+            made = self._make(first_epoch)  # before anything is ended: it may raise
             self.close()
-            self._start(first_epoch)
+            self._use(made, first_epoch)
 
     def close(self) -> None:
         """End the workers and threads, and wait for them."""
@@ -138,6 +149,9 @@ class EnergonStream:
             for queue in self._loader.cmd_queues:
                 queue.put((None,))  # ends the thread that takes commands; without it a worker waits a second for it
             workers._shutdown_workers()  # noqa: SLF001 - what its __del__ calls, at a time nobody knows
+            for queue in workers._index_queues:  # noqa: SLF001 - torch closes them, and leaves their threads
+                if queue._thread is not None:  # noqa: SLF001
+                    queue._thread.join()  # noqa: SLF001
             self._loader._iterator = None  # noqa: SLF001
         for queue in (*self._loader.cmd_queues, *self._loader.result_queues):
             queue.close()
@@ -174,6 +188,10 @@ class EnergonStream:
             return SavableDatasetCheckpoint(state=None, offset=0)
         return self._loaded.worker_states[worker]
 
+    def _dataset(self) -> Any:
+        """This process's own dataset, which is iterated in workers if there are any."""
+        return cast("Any", self._loader.dataset).dataset
+
     def _check(self, state: SavableDataLoaderState) -> None:
         """Raise what a worker would raise at its first batch."""
         states = state.worker_states
@@ -183,13 +201,10 @@ class EnergonStream:
         if not 0 <= state.next_worker_id < workers:
             raise ValueError(f"next_worker_id {state.next_worker_id}; allowed: 0 to {workers - 1}")
         if self.num_workers:
-            dataset = cast("Any", self._loader.dataset).dataset  # this process's own, which only workers iterate
-            try:
-                for worker in states:
-                    if worker.state is not None:
-                        dataset.restore_state(worker.state.dataset_state)
-            finally:
-                dataset.reset_state_deep()
+            for worker in states:
+                if worker.state is not None:
+                    self._dataset().restore_state(worker.state.dataset_state)
+            self._dataset().reset_state_deep()
 
 
 def _pass_dataset(loader: _Batches) -> PassDataset:
