@@ -248,6 +248,21 @@ def test_a_packed_batch_has_these_columns() -> None:
     assert sum(len(segment) for row in delivered.batch["pixel_values"] for segment in row) == 3
 
 
+def test_packs_keep_to_the_capacity_with_their_padding() -> None:
+    settings = {
+        "packing_algorithm": "first_fit_decreasing",
+        "max_sequence_length": 8,
+        "sequence_length_pad_multiple": 4,
+    }
+    made = Letters(cookers=[], **settings)
+    texts = ["abcde", "abc", "abc"]  # 5 + 3 fit without padding
+    samples = [made.encode_sample(conversation([{"role": "user", "content": text}])) for text in texts]
+    packs = [made.pack_selected_samples(one) for one in made.select_samples_to_pack(samples)]
+    assert [pack.cu_seqlens_padded.tolist() for pack in packs] == [[0, 8], [0, 4, 8]]
+    with pytest.raises(ValueError, match="packing_algorithm is None"):
+        Letters(cookers=[], max_sequence_length=8).select_samples_to_pack(samples)
+
+
 def test_what_energon_runs_again_on_restore_is_stateless() -> None:
     for method in ("encode_sample", "pack_selected_samples", "batch"):
         assert get_stateless(getattr(ENCODER, method)), method

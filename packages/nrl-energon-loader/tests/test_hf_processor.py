@@ -1,5 +1,6 @@
 """The adapter: what each message adds under different templates, its tokens, images, and the fingerprint."""
 
+import io
 import os
 import random
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 import torch
 from jinja2 import TemplateError
 from nrl_energon_loader.encoders.base import MediaColumn
-from nrl_energon_loader.encoders.hf_processor import HFProcessorAdapter
+from nrl_energon_loader.encoders.hf_processor import HFProcessorAdapter, _opened
+from PIL import Image
 from transformers import CLIPImageProcessorPil
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -75,7 +77,7 @@ def test_a_system_message_that_is_too_little_alone_joins_the_users() -> None:
 {%- for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"""
     assert with_template(template).render([SYSTEM, USER, REPLY], None) == ["", "s:be kind;u:hi;", "a:hello;"]
     assert with_template(template, add_bos=True).render([SYSTEM, USER], None) == ["", "<|bos|>s:be kind;u:hi;"]
-    for alone in ([SYSTEM], [SYSTEM, REPLY, USER, SYSTEM]):  # nobody to give its text to
+    for alone in ([SYSTEM], [SYSTEM, REPLY]):  # nobody to give its text to
         with pytest.raises(TemplateError, match="must follow"):
             with_template(template).render(alone, None)
 
@@ -180,12 +182,24 @@ def test_images_and_placeholders_must_agree() -> None:
         adapter(hf.make_processor()).tokenize("<|image|>", [b"no image"])
 
 
+def test_images_are_upright_and_have_three_colours() -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # "turn it by a quarter", as a camera writes it
+    hf.make_image(0, 40, 20).save(file, "JPEG", exif=exif)
+    opened = _opened(file.getvalue())
+    assert (opened.size, opened.mode) == ((20, 40), "RGB")
+    for mode in ("L", "P", "RGBA"):
+        file = io.BytesIO()
+        hf.make_image(0).convert(mode).save(file, "PNG")
+        assert _opened(file.getvalue()).mode == _opened(hf.make_image(0).convert(mode)).mode == "RGB"
+
+
 # ---- The fingerprint ----
 
 
 FINGERPRINTS = """
 import hf
-from nrl_energon_loader.encoders.hf_processor import HFProcessorAdapter
+from nrl_energon_loader.encoders.hf_processor import HFProcessorAdapter, _opened
 for make in (hf.make_tokenizer, hf.make_processor, hf.make_patch_processor):
     print(HFProcessorAdapter(make(), add_bos=False, add_eos=False, add_generation_prompt=False).fingerprint)
 """
@@ -204,22 +218,24 @@ def test_the_fingerprint_is_the_same_in_every_process_and_hash_seed() -> None:
 
 def test_the_fingerprint_follows_the_content() -> None:
     base = adapter(hf.make_processor()).fingerprint
-    template, token, vocab, image, crop = (hf.make_processor() for _ in range(5))
+    template, token, vocab, image, crop, other_class = (hf.make_processor() for _ in range(6))
     template.chat_template += " "
     token.tokenizer.pad_token = "<|im_end|>"
     vocab.tokenizer.add_tokens(["<new>"])
     image.image_processor.image_mean = [0.5, 0.5, 0.5]
     crop.patch_size = 7
-    others = [adapter(one).fingerprint for one in (template, token, vocab, image, crop)]
+    other_class.image_processor.__class__ = type("OtherBackend", (CLIPImageProcessorPil,), {})
+    changed = (template, token, vocab, image, crop, other_class)
+    others = [adapter(one).fingerprint for one in changed]
     others += [adapter(hf.make_processor(), **{name: True}).fingerprint for name in PLAIN]
     assert len({base, *others}) == 1 + len(others)
 
 
 def test_the_fingerprint_does_not_follow_the_use() -> None:
-    used = hf.make_processor()
+    used = hf.make_tokenizer()
     before = adapter(used).fingerprint
-    used.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
-    used.tokenizer.padding_side = "left"
+    used(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    used.padding_side = "left"
     assert adapter(used).fingerprint == before
 
 
