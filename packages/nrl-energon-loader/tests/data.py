@@ -65,6 +65,11 @@ def sample_numbers(batch: Mapping[str, Any]) -> list[int]:
     return [int(each.rpartition("/")[2]) for each in flat]
 
 
+def flat(batches: Sequence[Sequence[int]]) -> list[int]:
+    """All sample numbers of some batches."""
+    return [number for batch in batches for number in batch]
+
+
 def digest(value: Any) -> str:
     """A digest over everything in a batch: tensors with dtype and shape, packed tensors, texts."""
     hashed = hashlib.sha256()

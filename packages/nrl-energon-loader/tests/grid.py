@@ -47,7 +47,9 @@ def make_datasets(folder: Path) -> None:
         records: list[dict[str, Any]] = []
         for number in range(SAMPLES):
             images = int(number == BAD) if content == "text" else number % 3
-            record: dict[str, Any] = {"messages": hf.make_messages(number, turns=1, words=2 + number % 4, images=images)}
+            record: dict[str, Any] = {
+                "messages": hf.make_messages(number, turns=1, words=2 + number % 4, images=images)
+            }
             record["media"] = [f"{number}-{n}.png" for n in range(images)]
             for n, name in enumerate(record["media"]):
                 (folder / name).write_bytes(b"no picture" if number == BAD else hf.image_bytes(10 * number + n))
@@ -61,7 +63,12 @@ def processor(content: str) -> Any:
 
 
 def make_loader(folder: Path, cell: Cell, workers: int) -> EnergonSFTDataLoader:
-    energon = {"num_workers": workers, "shuffle_buffer_size": 8, "max_samples_per_sequence": 3, "packing_buffer_size": 7}
+    energon = {
+        "num_workers": workers,
+        "shuffle_buffer_size": 8,
+        "max_samples_per_sequence": 3,
+        "packing_buffer_size": 7,
+    }
     return build_energon_sft_loader(
         data_config={"energon": energon, "shuffle": True},
         source={
@@ -123,7 +130,7 @@ def record(folder: Path, workers: int) -> dict[str, Any]:
             states = [(0, loader.state_dict())]
             for _ in trace.steps(EPOCHS):
                 if len(trace.iterations) == 1:
-                    states.append((len(trace.batches), loader.state_dict()))
+                    states += [(len(trace.batches), loader.state_dict())]
             # Behind every batch of the first epoch, the last of them twice: before StopIteration and after it.
             before_end = len(states) - 2
             chosen = [states[0], states[before_end // 2], states[before_end], states[before_end + 1]]

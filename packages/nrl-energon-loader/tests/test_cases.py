@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from data import numbers, plain_dataset, plain_loader, sample_numbers
+from data import flat, numbers, plain_dataset, plain_loader, sample_numbers
 from megatron.energon import SourceInfo
 from megatron.energon.errors import FatalSampleError
 from nrl_energon_loader import EnergonSFTDataLoader, StateMismatchError, common_batches, compact_sample_error_handler
@@ -72,7 +72,7 @@ def test_l03_saved_after_the_last_batch_before_the_end_is_signalled(
 
     with loader() as never_stopped:
         first, second = passes(never_stopped)
-    assert sorted(sum(first, [])) == list(range(samples)), "the short last batch is given once"
+    assert sorted(flat(first)) == list(range(samples)), "the short last batch is given once"
     with loader() as stopped:
         batches = iter(stopped)
         for _ in first:
@@ -190,7 +190,9 @@ def test_l09_a_shard_with_nothing_is_refused_when_the_loader_is_built(datasets: 
         sizes: list[int] = []
         for rank in range(16):
             try:
-                with plain_loader(path, split_role=role, batch_size=1, logical_rank=rank, logical_world_size=16) as loader:
+                with plain_loader(
+                    path, split_role=role, batch_size=1, logical_rank=rank, logical_world_size=16
+                ) as loader:
                     sizes.append(len(list(loader)))
             except ValueError as error:
                 sizes.append(0)
@@ -209,7 +211,7 @@ def test_l09_more_workers_than_samples(datasets: Path) -> None:
         with plain_loader(path, logical_rank=rank, **settings) as loader:
             (batches,) = passes(loader, 1)
             assert len(batches) == len(loader)
-            given += sum(batches, [])
+            given += flat(batches)
     assert sorted(given) == [0, 1, 2]
     with pytest.raises(ValueError, match=r"worker 1 of rank 1 of 2 with 2 worker\(s\) gets no sample to repeat"):
         plain_loader(path, logical_rank=1, source={"virtual_epoch_length": 7}, **settings)
@@ -226,7 +228,7 @@ def test_l11_one_bad_sample(datasets: Path, workers: int, caplog: pytest.LogCapt
         (wanted,) = passes(never_stopped, 1)
         assert never_stopped.counters["skipped"] == 1
         assert never_stopped.counters["skipped_by_source"] == {str(path): 1}
-    assert sorted(sum(wanted, [])) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert sorted(flat(wanted)) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     if workers == 0:
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert caplog.messages[0].startswith("skipped a sample: ValueError: bad of 00000007: key 00000007, source ")
@@ -267,7 +269,7 @@ def test_l11_interrupts_pass(datasets: Path, word: str, error: type[BaseExceptio
 def test_l11_skip_sample_is_silent_and_not_counted_as_bad(datasets: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = plain_dataset(datasets / "skip", [*numbers(4), "skip", *numbers(5)])
     with plain_loader(path) as loader:
-        assert sorted(sum(passes(loader, 1)[0], [])) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        assert sorted(flat(passes(loader, 1)[0])) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
         assert loader.counters["skipped"] == 0
     assert caplog.messages == []
 

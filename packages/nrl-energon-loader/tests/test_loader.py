@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from data import numbers, plain_dataset, plain_loader, sample_numbers
+from data import flat, numbers, plain_dataset, plain_loader, sample_numbers
 from megatron.energon import Cooker, SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from nrl_energon_loader import EnergonSFTDataLoader, SFTDataLoader
 from nrl_energon_loader.cookers import make_cookers
@@ -70,16 +70,16 @@ def test_len_is_the_number_of_batches_on_each_rank(eleven: Path, workers: int) -
 
 @pytest.mark.parametrize("role", ["train", "validation"])
 def test_len_of_packs_without_a_virtual_epoch_is_a_type_error(path: Path, role: str) -> None:
-    with plain_loader(path, packing_algorithm="concatenative", split_role=role) as loader:
-        with pytest.raises(TypeError, match="give virtual_epoch_length"):
-            len(loader)
+    loader = plain_loader(path, packing_algorithm="concatenative", split_role=role)
+    with loader, pytest.raises(TypeError, match="give virtual_epoch_length"):
+        len(loader)
 
 
 def test_ranks_share_the_samples(eleven: Path) -> None:
     given: list[int] = []
     for rank in range(3):
         with plain_loader(eleven, logical_rank=rank, logical_world_size=3, shuffle=True) as loader:
-            given += sum(epochs(loader)[0], [])
+            given += flat(epochs(loader)[0])
     assert sorted(given) == list(range(11))
 
 
@@ -93,7 +93,7 @@ def test_a_shuffled_epoch_has_each_sample_once_and_each_epoch_an_order_of_its_ow
         first, second = epochs(loader, 2)
     assert first != second
     for batches in (first, second):
-        assert sorted(sum(batches, [])) == list(range(11))
+        assert sorted(flat(batches)) == list(range(11))
 
 
 @WORKERS
@@ -160,7 +160,7 @@ def test_start_at_epoch_allows_another_number_of_workers(eleven: Path) -> None:
 
     first, second = at_epoch_3(2)
     assert at_epoch_3(2) == [first, second]
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(11))
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(11))
     with plain_loader(eleven, shuffle=True, energon={**energon, "num_workers": 2}) as loader:
         assert epochs(loader)[0] not in (first, second), "not the order of the run's beginning"
     assert len(at_epoch_3(0)) == 2

@@ -145,9 +145,9 @@ def test_another_task_encoder_is_told_by_its_name_and_its_file(path: Path, tmp_p
 
 def test_another_number_of_workers_says_what_energon_keeps_and_the_way_out(path: Path) -> None:
     state = saved_after_2(path)
-    with plain_loader(path, energon={"num_workers": 2}) as loader:
-        with pytest.raises(StateMismatchError, match=r"world size x workers .* start_at_epoch\(n\) allows a change"):
-            loader.load_state_dict(state)
+    message = r"world size x workers .* start_at_epoch\(n\) allows a change"
+    with plain_loader(path, energon={"num_workers": 2}) as loader, pytest.raises(StateMismatchError, match=message):
+        loader.load_state_dict(state)
 
 
 def test_the_errors_survive_pickling(path: Path) -> None:

@@ -1,5 +1,7 @@
 """A loader from configs: everything that can be wrong is refused here, before any worker starts."""
-# pyright: reportPrivateUsage=false
+# Energon is typed in parts.
+# pyright: reportPrivateUsage=false, reportUnusedFunction=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def build_energon_sft_loader(
         processor: A Hugging Face processor or tokenizer; None for a task encoder that needs none.
         batch_size: Rows of a batch: conversations, or packs. A pass's last batch may be shorter.
         max_sequence_length: The most tokens of a conversation, and the capacity of a pack.
-        split_role: Training shuffles, if `shuffle` says so, and goes on from epoch to epoch; a validation has one order.
+        split_role: Training shuffles, if `shuffle` says so, and goes on from epoch to epoch; validation has one order.
         logical_rank: The shard, from 0.
         logical_world_size: How many shards there are.
         placement_fingerprint: The placement hash, of `DataLoaderPlacementPlan` for instance.
@@ -69,11 +71,13 @@ def build_energon_sft_loader(
     _check_numbers(batch_size=batch_size, logical_world_size=logical_world_size)
     _check_role(source, split_role)
     if not 0 <= logical_rank < logical_world_size:
-        raise ValueError(f"logical_rank is {logical_rank}; allowed: 0 to logical_world_size - 1, {logical_world_size - 1}")
+        raise ValueError(
+            f"logical_rank is {logical_rank} of {logical_world_size}; allowed: 0 to {logical_world_size - 1}"
+        )
     if packing_algorithm is not None and logical_world_size > 1 and source.virtual_epoch_length is None:
         raise ValueError(
-            f"source.virtual_epoch_length is None with packing and logical_world_size {logical_world_size}: ranks would "
-            f"give different numbers of batches; allowed: a number of batches that each rank's epoch has"
+            f"source.virtual_epoch_length is None with packing and logical_world_size {logical_world_size}: ranks "
+            f"would give different numbers of batches; allowed: the number of batches that each rank's epoch has"
         )
     adapter, fingerprint = _adapter(config, processor)
     encoder = _task_encoder(
@@ -177,8 +181,8 @@ def _train_dataset(
         )
     except AssertionError as error:
         raise ValueError(
-            f"source.virtual_epoch_length is {source.virtual_epoch_length} and {source.path!r} can't be read like that: "
-            f"{error}; allowed: a number of batches for a blend by weights, which has no end"
+            f"source.virtual_epoch_length is {source.virtual_epoch_length}: {source.path!r} can't be read like that "
+            f"({error}); allowed: a number of batches for a blend by weights, which has no end"
         ) from error
     return dataset if source.virtual_epoch_length is not None else exact_pass(dataset)
 

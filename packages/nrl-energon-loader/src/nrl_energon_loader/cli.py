@@ -69,9 +69,9 @@ def _json_option(what: str) -> Callable[[_Function], _Function]:
 @cli.command("prepare")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--split", "splits", multiple=True, metavar="NAME=SHARE", help="A split; repeated for more. Default: train=1.")
+@click.option("--split", "splits", multiple=True, metavar="NAME=SHARE", help="A split; may be repeated.")
 @click.option("--shard-size", type=_AT_LEAST_1, default=1000, show_default=True, help="Conversations in a shard.")
-@click.option("--subflavor", "subflavors", multiple=True, metavar="KEY=VALUE", help="What tells it from other datasets.")
+@click.option("--subflavor", "subflavors", multiple=True, metavar="KEY=VALUE", help="For cookers; may be repeated.")
 @_json_option("one object")
 def prepare(
     source: Path,
@@ -127,7 +127,8 @@ def info(state: Path, *, as_json: bool) -> None:
         return
     counters: dict[str, Any] = loaded["counters"]
     click.echo(f"{state}: epoch {counters['epoch']}, behind batch {counters['batches_in_epoch']} of it")
-    click.echo(f"delivered  {counters['batches']} batches, {counters['samples']} samples, {counters['skipped']} skipped")
+    batches, samples, skipped = (counters[name] for name in ("batches", "samples", "skipped"))
+    click.echo(f"delivered  {batches} batches, {samples} samples, {skipped} skipped")
     for name, number in sorted(counters["samples_by_source"].items()):
         click.echo(f"  {name}: {number} samples, {counters['skipped_by_source'].get(name, 0)} skipped")
     click.echo(f"fingerprint  {loaded['fingerprint']}")
@@ -144,9 +145,7 @@ def diff(first: Path, second: Path, *, as_json: bool) -> int:
     First what they belong to, then how far they are.
     """
     states = [_load_state(path) for path in (first, second)]
-    found = {
-        part: differences(states[0][part], states[1][part]) for part in ("identity", "counters")
-    }
+    found = {part: differences(states[0][part], states[1][part]) for part in ("identity", "counters")}
     found["position"] = [] if states[0]["digest"] == states[1]["digest"] else ["the states differ"]
     if as_json:
         _echo_json(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from megatron.energon import CrudeSample
+from megatron.energon import CrudeSample  # pyright: ignore[reportMissingTypeStubs]
 
 from nrl_energon_loader.cookers.conversation import cook_conversation
 
@@ -40,7 +40,7 @@ def read_conversations(source: Path) -> Iterator[Conversation]:
         FileNotFoundError: If `source` is not there.
     """
     if not source.exists():
-        raise FileNotFoundError(f"{source} is not there; allowed: a .jsonl file, or a folder with .jsonl and .json files")
+        raise FileNotFoundError(f"{source} is not there; allowed: a .jsonl file, or a folder with such and .json files")
     files = [source]
     if source.is_dir():
         files = sorted(path for path in source.rglob("*") if path.suffix in (".json", ".jsonl") and path.is_file())

@@ -69,7 +69,7 @@ class Counters:
             if name.endswith("_by_source"):
                 value = dict(value)
                 setattr(counters, name, value)
-            for number in value.values() if isinstance(value, dict) else [value]:
+            for number in cast("dict[str, Any]", value).values() if isinstance(value, dict) else [value]:
                 if type(number) is not int or number < 0:
                     raise ValueError(f"{name} {value!r}; allowed: whole numbers from 0")
         return counters

@@ -1,10 +1,12 @@
 """What a state must agree with, and what differs when it does not."""
+# Other modules of the package use the names with an underscore.
+# pyright: reportUnusedFunction=false
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from nrl_interfaces.identity import differences, fingerprint
 
@@ -37,8 +39,11 @@ class StateMismatchError(ValueError):
         return "\n".join(lines)
 
 
-def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity.items() if key != RECORDED}
+def _compared(identity: Any) -> Any:
+    if not isinstance(identity, Mapping):
+        return identity
+    items = cast("Mapping[str, Any]", identity).items()
+    return {key: value for key, value in items if key != RECORDED}
 
 
 def _identity_fingerprint(identity: Mapping[str, Any]) -> str:
@@ -60,8 +65,7 @@ def _identity_differences(saved: Any, current: Any, path: str = "") -> list[str]
         current: What is now.
         path: Put before each key, as in ``identity.batch_size``.
     """
-    both = [_compared(side) if isinstance(side, Mapping) else side for side in (saved, current)]
-    lines = differences(*both)
+    lines = differences(_compared(saved), _compared(current))
     return [_under(path, line) for line in lines] if path else lines
 
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self, cast
 
-from megatron.energon import SavableDataLoader
+from megatron.energon import SavableDataLoader  # pyright: ignore[reportMissingTypeStubs]
 from nrl_interfaces import BatchedDataDict, Metrics
 from nrl_interfaces.metrics import emit
 
@@ -57,7 +57,8 @@ class EnergonSFTDataLoader:
         self.clock: Callable[[], float] = time.perf_counter
         self._fingerprint = _identity_fingerprint(identity)
         self._identity = dict(identity)
-        self._stream = EnergonStream.of(loader) if isinstance(loader, SavableDataLoader) else cast(EnergonStream, loader)
+        is_energons = isinstance(loader, SavableDataLoader)
+        self._stream: EnergonStream = EnergonStream.of(cast("Any", loader)) if is_energons else loader
         self._counters = Counters()
         self._iterations = 0
         self._closed = False
@@ -287,7 +288,8 @@ def check_format(state: object) -> None:
         raise StateFormatError(missing[0], f"missing; allowed: the keys {', '.join((*_KEYS, 'digest'))}")
     if given["digest"] != digest({key: given[key] for key in _KEYS}):
         raise StateFormatError("digest", "not that of the rest: the state was changed or damaged after it was saved")
-    if not isinstance(given["identity"], Mapping) or _identity_fingerprint(given["identity"]) != given["fingerprint"]:
+    identity: Any = given["identity"]
+    if type(identity) is not dict or _identity_fingerprint(cast("dict[str, Any]", identity)) != given["fingerprint"]:
         raise StateFormatError("fingerprint", "not that of the identity beside it; allowed: what state_dict gave")
 
 

@@ -4,11 +4,15 @@ Energon's state of a worker says where its dataset is, but not which pass it is 
 share and one at the start of the next pass look the same. With several workers one is often through before the
 others, and a state saved then would give it batches of the next pass.
 """
+# Energon is typed in parts.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, cast
 
@@ -28,7 +32,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from nrl_energon_loader.sample_errors import take_skips
 
-__all__ = ["GatedPass", "PassDataset", "ResumableConcatDataset", "SourceGate", "exact_pass", "without_progress_bar", "wrapped"]
+__all__ = ["PassDataset", "exact_pass", "without_progress_bar", "wrapped"]
 
 
 class PassDataset(BaseWrapperDataset[Any, Any]):
@@ -118,7 +122,9 @@ class GatedPass(BaseWrapperDataset[Any, Any]):
         worker_config: As of `dataset`.
     """
 
-    def __init__(self, dataset: SavableDataset[Any], gates: Sequence[SourceGate], *, worker_config: WorkerConfig) -> None:
+    def __init__(
+        self, dataset: SavableDataset[Any], gates: Sequence[SourceGate], *, worker_config: WorkerConfig
+    ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self._gates = gates
 
@@ -191,9 +197,13 @@ class ResumableConcatDataset(ConcatDataset[Any]):
 def without_progress_bar(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
     """Keep Energon from drawing a bar for each pass's first buffer of packs: library code prints nothing."""
     for packing in wrapped(dataset, PackingDataset):
-        fill = packing._fill_reading_buffer
-        packing._fill_reading_buffer = lambda source, log_progress, fill=fill: fill(source)
+        packing._fill_reading_buffer = partial(_fill_silently, packing._fill_reading_buffer)  # noqa: SLF001
     return dataset
+
+
+def _fill_silently(fill: Callable[[Iterator[Any]], bool], source: Iterator[Any], *, log_progress: bool) -> bool:
+    del log_progress
+    return fill(source)
 
 
 def wrapped(dataset: Any, kind: type[Any]) -> list[Any]:

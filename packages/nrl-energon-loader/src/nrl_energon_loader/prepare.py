@@ -9,12 +9,14 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, cast
 
-from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+from megatron.energon.flavors.webdataset.prepare import (  # pyright: ignore[reportMissingTypeStubs]
+    WebdatasetPreparator,
+)
 from nrl_interfaces import ownership, publish
 from nrl_interfaces.fileops import WRITE_NEW, FileOps, OutputFile
 
@@ -156,9 +158,9 @@ class _Shard:
         self._path = path
         self._file = OutputFile(path, WRITE_NEW, ops)
         self._hash = hashlib.sha256()
-        self._tar = tarfile.open(fileobj=self, mode="w|", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._tar = tarfile.TarFile.open(fileobj=cast("Any", self), mode="w|", format=tarfile.PAX_FORMAT)
 
-    def __enter__(self) -> _Shard:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -219,7 +221,7 @@ def _remove(folder: Path, ops: FileOps) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, ops: FileOps) -> Iterator[None]:
+def _locked(path: Path, ops: FileOps) -> Generator[None]:
     with OutputFile(path, WRITE_NEW, ops) as file:
         ownership.lock(file)
         try:

@@ -68,9 +68,7 @@ def check_resume(
     return compare_run(make_loader, record_run(make_loader, stop_after=stop_after, compare=compare))
 
 
-def record_run(
-    make_loader: Callable[[], EnergonSFTDataLoader], *, stop_after: int, compare: int = 32
-) -> RecordedRun:
+def record_run(make_loader: Callable[[], EnergonSFTDataLoader], *, stop_after: int, compare: int = 32) -> RecordedRun:
     """Run a loader without a stop, and note a position and what came behind it.
 
     Args:

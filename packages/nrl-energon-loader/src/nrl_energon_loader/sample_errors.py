@@ -6,9 +6,9 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from megatron.energon import SourceInfo
+from megatron.energon import SourceInfo  # pyright: ignore[reportMissingTypeStubs]
 
 from nrl_energon_loader.samples import source_name
 
@@ -34,7 +34,7 @@ def compact_sample_error_handler(
         sample: The sample, or those that were to become one pack or batch.
         sources: Where they came from, where Energon knows.
     """
-    count = len(sample) if type(sample) is list and sample else 1
+    count = max(len(cast("list[Any]", sample)), 1) if type(sample) is list else 1
     names, key, place = ["unknown"] * count, "unknown", "unknown"
     with contextlib.suppress(Exception):
         each = [[source] for source in sources] if sources and len(sources) == count else [sources] * count
@@ -46,7 +46,9 @@ def compact_sample_error_handler(
     _skips.update(names)
     with contextlib.suppress(Exception):
         what = "a sample" if count == 1 else f"{count} samples"
-        _log.warning("skipped %s: %s: key %s, source %s", what, _error_text(exception), _cut(key), _cut(place, tail=True))
+        _log.warning(
+            "skipped %s: %s: key %s, source %s", what, _error_text(exception), _cut(key), _cut(place, tail=True)
+        )
 
 
 def take_skips() -> dict[str, int]:
@@ -64,8 +66,8 @@ def _error_text(exception: Exception) -> str:
 
 
 def _key(sample: Any) -> str:
-    first = sample[0] if type(sample) is list and sample else sample
-    key = first.get("__key__") if isinstance(first, dict) else getattr(first, "__key__", None)
+    first: Any = cast("list[Any]", sample)[0] if type(sample) is list else sample
+    key: Any = cast("dict[str, Any]", first).get("__key__") if isinstance(first, dict) else first.__key__
     return str(key) if isinstance(key, str | int) else "unknown"
 
 

@@ -1,9 +1,12 @@
 """The dataset that a config names: opened, and described by its content."""
+# Energon is typed in parts.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -111,7 +114,7 @@ def _splits(path: EPath) -> str:
 
 
 @contextlib.contextmanager
-def _as_value_error(what: str, splits: str = "") -> Iterator[None]:
+def _as_value_error(what: str, splits: str = "") -> Generator[None]:
     try:
         yield
     except (AssertionError, KeyError, OSError, ValueError) as error:

@@ -3,6 +3,9 @@
 Nothing is ever unpickled, so a state loads with `torch.load`'s default, which allows plain data and tensors only. A
 class that is not in the list is an error when a state is saved, not when it is needed.
 """
+# Energon is typed in parts.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ __all__ = ["StateFormatError", "decode", "digest", "encode"]
 _CLASS: Final = "__class__"
 _FIELDS: Final = "fields"
 _ITEMS: Final = "items"
+_LATIN1: Final = "latin1"
 _DATACLASSES: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState, SystemRngState, SliceState)
 }
 _DICTS: Final[dict[str, type[dict[Any, Any]]]] = {"FlexState": FlexState, "dict": dict}
 _ARRAY_DTYPES: Final = ("uint32",)  # numpy's Mersenne Twister
-_LEAVES: Final = (type(None), bool, int, float, str, bytes)
+_LEAVES: Final = (type(None), bool, int, float, str)
 
 
 class StateFormatError(ValueError):
@@ -63,10 +67,12 @@ def encode(value: Any, path: str = "loader_state") -> Any:
         return value
     if kind is list or kind is tuple:
         return kind(encode(item, f"{path}[{number}]") for number, item in enumerate(value))
+    if kind is bytes:  # not as they are: torch's reader refuses empty ones
+        return {_CLASS: "bytes", _LATIN1: value.decode("latin1")}
     if kind is torch.Tensor:
         return value.detach().cpu().clone()
     if kind is np.ndarray and str(value.dtype) in _ARRAY_DTYPES:
-        fields = {"dtype": str(value.dtype), "shape": list(value.shape), "data": value.tobytes()}
+        fields = {"dtype": str(value.dtype), "shape": list(value.shape), _LATIN1: value.tobytes().decode("latin1")}
         return {_CLASS: "ndarray", _FIELDS: fields}
     name = kind.__name__
     if _DICTS.get(name) is kind:
@@ -110,13 +116,15 @@ def digest(value: Any) -> str:
 
 
 def _known() -> list[str]:
-    return [*_DATACLASSES, *_DICTS, "list", "tuple", "torch.Tensor", *(f"{name} array" for name in _ARRAY_DTYPES)] + [
-        "None" if leaf is type(None) else leaf.__name__ for leaf in _LEAVES
-    ]
+    leaves = ["None" if leaf is type(None) else leaf.__name__ for leaf in _LEAVES]
+    arrays = [f"{name} array" for name in _ARRAY_DTYPES]
+    return [*_DATACLASSES, *_DICTS, *leaves, "bytes", "list", "tuple", "torch.Tensor", *arrays]
 
 
 def _decode_tagged(value: dict[Any, Any], path: str) -> Any:
-    name = value.get(_CLASS)
+    name = str(value.get(_CLASS))
+    if name == "bytes":
+        return _decode_bytes(_part(value, _LATIN1, str, path), path)
     if name == "ndarray":
         return _decode_array(_part(value, _FIELDS, dict, path), path)
     if name in _DICTS:
@@ -145,13 +153,21 @@ def _decode_items(kind: type[dict[Any, Any]], pairs: list[Any], path: str) -> di
         raise StateFormatError(path, f"a dict that can't be built ({error})") from None
 
 
-def _decode_array(fields: dict[Any, Any], path: str) -> Any:
+def _decode_bytes(text: str, path: str) -> bytes:
     try:
-        dtype, shape, data = fields["dtype"], fields["shape"], fields["data"]
-        if dtype not in _ARRAY_DTYPES:
-            raise ValueError(f"the dtype {dtype!r}; allowed: {', '.join(_ARRAY_DTYPES)}")
+        return text.encode("latin1")
+    except UnicodeEncodeError:
+        raise StateFormatError(path, "bytes with a character above 255; allowed: what was saved") from None
+
+
+def _decode_array(fields: dict[Any, Any], path: str) -> Any:
+    dtype = fields.get("dtype")
+    if dtype not in _ARRAY_DTYPES:
+        raise StateFormatError(path, f"an array of dtype {dtype!r}; allowed: {', '.join(_ARRAY_DTYPES)}")
+    try:
+        shape, data = fields["shape"], _decode_bytes(fields[_LATIN1], path)
         return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateFormatError(path, f"an array that can't be built ({error})") from None
 
 

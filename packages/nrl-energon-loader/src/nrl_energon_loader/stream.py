@@ -1,4 +1,7 @@
 """Energon's savable loader as a stream of passes that can be saved at any moment, set to a state, and ended."""
+# Energon is typed in parts.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ class EnergonStream:
             for queue in workers._index_queues:  # noqa: SLF001 - torch closes them, and leaves their threads
                 if queue._thread is not None:  # noqa: SLF001
                     queue._thread.join()  # noqa: SLF001
-            self._loader._iterator = None  # noqa: SLF001
+            cast("Any", self._loader)._iterator = None  # noqa: SLF001
         for queue in (*self._loader.cmd_queues, *self._loader.result_queues):
             queue.close()
             queue.join_thread()
@@ -194,7 +197,7 @@ class EnergonStream:
 
     def _check(self, state: SavableDataLoaderState) -> None:
         """Raise what a worker would raise at its first batch."""
-        states = state.worker_states
+        states = cast("list[Any]", state.worker_states)
         workers = max(self.num_workers, 1)
         if len(states) != workers:
             raise ValueError(f"{len(states)} workers' states; allowed: {workers}")

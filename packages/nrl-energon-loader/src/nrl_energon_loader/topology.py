@@ -1,4 +1,6 @@
 """Which part of a dataset each data-parallel replica reads."""
+# build uses the name with an underscore.
+# pyright: reportUnusedFunction=false
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class DataLoaderPlacementPlan:
 
     def __post_init__(self) -> None:
         if not self.shards or sorted(set(self.shards)) != list(range(max(self.shards) + 1)):
-            raise ValueError(f"the shards of the replicas are {self.shards}; allowed: all of 0 to the highest, each read")
+            raise ValueError(
+                f"the shards of the replicas are {self.shards}; allowed: all of 0 to the highest, each read"
+            )
 
     @property
     def logical_world_size(self) -> int:

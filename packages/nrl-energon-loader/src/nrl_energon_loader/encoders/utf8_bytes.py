@@ -1,11 +1,12 @@
-"""The task encoder `utf8_bytes`: no tokenizer; whatever a conversation holds becomes bytes, and these are its tokens."""
+"""The task encoder `utf8_bytes`: no tokenizer; the bytes of a conversation are its tokens."""
 
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import torch
-from megatron.energon import stateless
+from megatron.energon import stateless  # pyright: ignore[reportMissingTypeStubs]
 
 from nrl_energon_loader.encoders.base import BaseSFTTaskEncoder
 from nrl_energon_loader.samples import CanonicalSFTSample, EncodedSFTSample
@@ -26,4 +27,5 @@ class Utf8BytesTaskEncoder(BaseSFTTaskEncoder):
             {"role": role, "content": "", "token_ids": torch.tensor(list(part), dtype=torch.int64)}
             for role, part in zip(roles, [*texts, *media], strict=True)
         ]
-        return EncodedSFTSample.derive_from(sample, message_log=message_log, loss_multiplier=1.0, media={})
+        settings: dict[str, Any] = {"message_log": message_log, "loss_multiplier": 1.0, "media": {}}
+        return cast("EncodedSFTSample", cast("Any", EncodedSFTSample).derive_from(sample, **settings))
