@@ -174,6 +174,9 @@ def test_video_and_audio_are_refused(kind: str) -> None:
 def test_images_need_an_image_processor() -> None:
     with pytest.raises(ValueError, match=r"there are 1 images and .* has no image processor"):
         ENCODER.encode_sample(conversation(hf.make_messages(0, images=1), [hf.image_bytes(0)]))
+    for count in (0, 2):  # a cooker of one's own may be wrong
+        with pytest.raises(ValueError, match=f"there are {count} media and 1 parts for them"):
+            ENCODER.encode_sample(conversation(hf.make_messages(0, images=1), [hf.image_bytes(0)] * count))
     with pytest.raises(ValueError, match="generic_sft has processor None"):
         GenericSFTTaskEncoder(adapter=None, cookers=[], max_sequence_length=8)
 

@@ -1,5 +1,6 @@
 """The task encoder `generic_sft`: any processor with a chat template, text and images."""
 
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -26,15 +27,18 @@ class GenericSFTTaskEncoder(BaseSFTTaskEncoder):
         """Render and tokenize each message, with the images that it holds.
 
         Raises:
-            ValueError: If a part is video or audio, or as `HFProcessorAdapter.render` and `tokenize`; skips the sample.
+            ValueError: If a part is video or audio, there are more or fewer media than parts for them, or as
+                `HFProcessorAdapter.render` and `tokenize`. Skips the sample.
         """
-        media = iter(sample.media)
-        images: list[Any] = []
+        counts = [_count_images(message) for message in sample.messages]
+        if sum(counts) != len(sample.media):
+            raise ValueError(f"there are {len(sample.media)} media and {sum(counts)} parts for them; allowed: as many")
+        media, images = iter(sample.media), cast("list[Any]", [])
         message_log: list[Message] = []
         columns: dict[str, list[torch.Tensor]] = {}
         texts = self.adapter.render(sample.messages, sample.tools)
-        for message, text in zip(sample.messages, texts, strict=True):
-            images += [next(media) for _ in range(_count_images(message))]
+        for message, text, count in zip(sample.messages, texts, counts, strict=True):
+            images += islice(media, count)
             token_ids, tensors = self.adapter.tokenize(text, images if text else [])
             images = [] if text else images  # a message without text of its own: the next one's text shows its images
             message_log.append({"role": message["role"], "content": text, "token_ids": token_ids})
