@@ -1,5 +1,7 @@
 """A batch on its way from a worker: small tensors by value, nothing lost, pinned without losing its types."""
 
+from collections.abc import Iterator
+from multiprocessing import resource_sharer
 from typing import Any
 
 import pytest
@@ -9,6 +11,13 @@ from megatron.energon import SourceInfo
 from nrl_energon_loader.samples import CanonicalSFTSample, DeliveredBatch, _mapped, source_id, source_name
 from nrl_energon_loader.transfer import LARGE, received, to_send
 from nrl_interfaces import BatchedDataDict, PackedTensor
+
+
+@pytest.fixture(autouse=True)
+def no_sharing_thread_stays() -> Iterator[None]:
+    """Sending a large tensor starts a thread that hands its file over: in a worker ordinarily, but here in the test."""
+    yield
+    resource_sharer.stop(timeout=10)
 
 
 def make_batch() -> DeliveredBatch:
