@@ -50,13 +50,22 @@ def make_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return _trained(tokenizer, pre_tokenizers.ByteLevel.alphabet(), settings)
+
+
+def make_tokenizer_with_spaces(**settings: Any) -> PreTrainedTokenizerFast:
+    """Train one that puts a space before the first word of a text, as those made by SentencePiece do."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    return _trained(tokenizer, [chr(code) for code in range(10, 127)], settings)
+
+
+def _trained(tokenizer: Tokenizer, alphabet: list[str], settings: dict[str, Any]) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=400, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([TEXT] * 4, trainer)
+    tokenizer.train_from_iterator([TEXT, "\n\n"] * 4, trainer)  # empty lines get a token of their own, as in most
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|bos|>",

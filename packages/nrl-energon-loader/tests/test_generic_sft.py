@@ -51,6 +51,7 @@ def ids_of(sample: EncodedSFTSample) -> list[int]:
 
 TOKENIZER = hf.make_tokenizer()
 ENCODER = encoder(TOKENIZER)
+WITH_SPACES = encoder(hf.make_tokenizer_with_spaces())
 
 word_texts = st.lists(st.sampled_from(hf.TEXT.split()), min_size=1, max_size=6).map(" ".join)
 any_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -69,14 +70,15 @@ def conversations(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[list[
     return messages, draw(st.sampled_from([None, TOOLS]))
 
 
+@pytest.mark.parametrize("made", [ENCODER, WITH_SPACES], ids=["bytes", "spaces"])
 @given(case=conversations(word_texts))
-def test_tokens_and_mask_are_those_of_the_template_rendered_whole(case: Any) -> None:
+def test_tokens_and_mask_are_those_of_the_template_rendered_whole(made: GenericSFTTaskEncoder, case: Any) -> None:
     messages, tools = case
-    whole = TOKENIZER.apply_chat_template(
+    whole = made.tokenizer.apply_chat_template(
         messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    sample = ENCODER.encode_sample(conversation(messages, tools=tools))
-    batch = prepare_sft_batch(ENCODER.batch([sample]).batch, TOKENIZER, False, 1)
+    sample = made.encode_sample(conversation(messages, tools=tools))
+    batch = prepare_sft_batch(made.batch([sample]).batch, made.tokenizer, False, 1)
     assert batch["input_ids"][0].tolist() == whole["input_ids"]
     assert batch["token_mask"][0].int().tolist() == whole["assistant_masks"]
 

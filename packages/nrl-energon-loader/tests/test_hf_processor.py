@@ -141,7 +141,7 @@ def test_images_are_tokenized_as_the_processor_does() -> None:
     processor = hf.make_processor()
     images = [hf.make_image(seed, 30 + seed, 50) for seed in range(3)]
     text = "a<|image|>b<|image|><|image|>"
-    ids, tensors = adapter(processor).tokenize(text, [hf.image_bytes(0, 30, 50), *images[1:]])
+    ids, tensors = adapter(processor).tokenize(text, [hf.image_bytes(0, 30, 50), *images[1:]], first=True)
     expected = processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt")
     assert torch.equal(ids, expected["input_ids"][0])
     assert (ids == processor.image_token_id).sum() == 3 * 4
@@ -151,9 +151,24 @@ def test_images_are_tokenized_as_the_processor_does() -> None:
 
 def test_text_is_tokenized_without_special_tokens_of_its_own() -> None:
     for processor in (hf.make_tokenizer(), hf.make_processor()):
-        ids, tensors = adapter(processor).tokenize("the cat<|im_end|>\n", [])
+        ids, tensors = adapter(processor).tokenize("the cat<|im_end|>\n", [], first=False)
         assert adapter(processor).tokenizer.decode(ids) == "the cat<|im_end|>\n"
         assert (ids.dtype, ids.ndim, tensors) == (torch.int64, 1, {})
+
+
+def test_no_space_comes_in_before_a_message_that_is_not_the_first() -> None:
+    made = adapter(hf.make_tokenizer_with_spaces())
+    whole, _ = made.tokenize("the cat<|im_end|>\nsits", [], first=True)
+    pieces = [made.tokenize(text, [], first=not n)[0] for n, text in enumerate(["the cat<|im_end|>\n", "sits"])]
+    assert torch.equal(torch.cat(pieces), whole)
+    assert not torch.equal(made.tokenize("sits", [], first=True)[0], pieces[1])
+    assert made.tokenize("", [], first=False)[0].tolist() == []
+
+
+def test_a_line_break_that_joins_the_next_is_left_out() -> None:
+    made = adapter()
+    assert len(made.tokenizer("\n\n")["input_ids"]) == 1
+    assert made.tokenizer.decode(made.tokenize("\n\n the", [], first=False)[0]) == "\n\n the"
 
 
 def test_media_columns_are_known_before_any_image() -> None:
@@ -174,12 +189,12 @@ def test_images_that_keep_their_size_can_not_be_packed() -> None:
 
 def test_images_and_placeholders_must_agree() -> None:
     with pytest.raises(ValueError, match="there are 1 images and TokenizersBackend has no image processor"):
-        adapter().tokenize("hi", [hf.make_image(0)])
+        adapter().tokenize("hi", [hf.make_image(0)], first=True)
     for text, count in (("<|image|>", 0), ("hi", 1), ("<|image|>", 2)):
         with pytest.raises(ValueError, match=rf"placeholder '<\|image\|>' \d times and {count} images; allowed: one"):
-            adapter(hf.make_processor()).tokenize(text, [hf.make_image(0)] * count)
+            adapter(hf.make_processor()).tokenize(text, [hf.make_image(0)] * count, first=True)
     with pytest.raises(OSError, match="cannot identify image file"):
-        adapter(hf.make_processor()).tokenize("<|image|>", [b"no image"])
+        adapter(hf.make_processor()).tokenize("<|image|>", [b"no image"], first=True)
 
 
 def test_images_are_upright_and_have_three_colours() -> None:

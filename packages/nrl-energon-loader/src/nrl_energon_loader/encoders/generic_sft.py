@@ -39,7 +39,8 @@ class GenericSFTTaskEncoder(BaseSFTTaskEncoder):
         texts = self.adapter.render(sample.messages, sample.tools)
         for message, text, count in zip(sample.messages, texts, counts, strict=True):
             images += islice(media, count)
-            token_ids, tensors = self.adapter.tokenize(text, images if text else [])
+            first = not any(message["content"] for message in message_log)
+            token_ids, tensors = self.adapter.tokenize(text, images if text else [], first=first)
             images = [] if text else images  # a message without text of its own: the next one's text shows its images
             message_log.append({"role": message["role"], "content": text, "token_ids": token_ids})
             for name, tensor in tensors.items():

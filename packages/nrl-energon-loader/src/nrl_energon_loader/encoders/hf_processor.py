@@ -56,6 +56,7 @@ class HFProcessorAdapter:
         if not self._reads_strings and not self._shows([_text_part(PROBE)]):
             raise ValueError("the chat template leaves out a message's text, be it a string or a part of type text")
         self._has_images = getattr(processor, "image_processor", None) is not None
+        self._line_break, _ = self._tokens("\n", [])
         self._placeholder: str | None = None
         self.media_columns: dict[str, MediaColumn] = self._probe_images() if self._has_images else {}
         self.fingerprint: str = self._fingerprint()
@@ -85,12 +86,16 @@ class HFProcessorAdapter:
             texts = _with_next(texts, whole, messages)
         return self._with_ends(texts)
 
-    def tokenize(self, text: str, images: Sequence[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def tokenize(
+        self, text: str, images: Sequence[Any], *, first: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Tokenize what one message adds.
 
         Args:
             text: As `render` gives it.
             images: For each image in it the bytes of a file, or a PIL image.
+            first: Whether the conversation begins with it. Many tokenizers put a space before a text's first word,
+                which must not come in the middle of a conversation.
 
         Returns:
             Token ids (int64, [tokens]) and the images' tensors by media column.
@@ -100,12 +105,19 @@ class HFProcessorAdapter:
                 of image placeholders than there are images.
         """
         self._check_placeholders(text, len(images))
+        opened = [_opened(image) for image in images]
+        if not first:
+            ids, tensors = self._tokens("\n" + text, opened)
+            before = len(self._line_break)
+            if torch.equal(ids[:before], self._line_break):  # else it has become one token with what follows
+                return ids[before:], tensors
+        return self._tokens(text, opened)
+
+    def _tokens(self, text: str, images: list[Image.Image]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if not images:
             (ids,) = self.tokenizer([text], add_special_tokens=False)["input_ids"]
             return torch.tensor(ids, dtype=torch.int64), {}
-        out = self.processor(
-            text=[text], images=[_opened(image) for image in images], add_special_tokens=False, return_tensors="pt"
-        )
+        out = self.processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt")
         return out["input_ids"][0], {name: out[name] for name in out if name not in TOKEN_COLUMNS}
 
     def _with_ends(self, texts: list[str]) -> list[str]:
@@ -155,7 +167,7 @@ class HFProcessorAdapter:
         text = self._render([{"role": "user", "content": content}], None, add_generation_prompt=False)
         token = str(getattr(self.processor, "image_token", None))
         self._placeholder = token if token in text else None  # some templates write another one than the tokens' text
-        probes = [self.tokenize(text, [Image.new("RGB", size)])[1] for size in PROBE_SIZES]
+        probes = [self.tokenize(text, [Image.new("RGB", size)], first=True)[1] for size in PROBE_SIZES]
         columns: dict[str, MediaColumn] = {}
         for name, first in probes[0].items():
             second = probes[1][name]
