@@ -22,14 +22,15 @@ def test_every_key_is_found(registry: Registry) -> None:
 
 def test_a_module_is_imported_when_its_key_is_asked_for() -> None:
     code = (
-        "import sys; from nrl_energon_loader.registry import TASK_ENCODERS, COOKERS\n"
-        "before = {name for name in sys.modules if name.startswith('nrl_energon_loader.')}\n"
-        "COOKERS.resolve('generic_conversation')\n"
-        "print(sorted(before), 'nrl_energon_loader.cookers.conversation' in sys.modules, 'transformers' in sys.modules)"
+        "import sys, nrl_energon_loader\n"
+        "from nrl_energon_loader.registry import PROCESSOR_ADAPTERS\n"
+        "adapter = 'nrl_energon_loader.encoders.hf_processor'\n"
+        "print([name in sys.modules for name in (adapter, 'jinja2', 'transformers')])\n"
+        "PROCESSOR_ADAPTERS.resolve('hf_multimodal')\n"
+        "print(adapter in sys.modules)"
     )
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "cookers" not in printed.split("]")[0]
-    assert printed.strip().endswith("True False")
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.splitlines() == ["[False, False, False]", "True"]
 
 
 def test_an_unknown_key_is_told_with_the_nearest_and_all() -> None:
