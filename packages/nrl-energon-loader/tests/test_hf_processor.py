@@ -111,6 +111,27 @@ def test_contents_take_the_form_that_the_template_reads() -> None:
         with_template("{% for m in messages %}{{ m.role }}{% endfor %}")
 
 
+@pytest.mark.parametrize("make", [hf.make_tokenizer, hf.make_processor], ids=["tokenizer", "processor"])
+def test_a_template_that_writes_the_date_writes_the_same_one_always(make: Any) -> None:
+    processor = make()
+    processor.chat_template = "{{ strftime_now('%d %b %Y') }};{% for m in messages %}{{ m.content }};{% endfor %}"
+    if make is hf.make_processor:
+        processor.image_processor = None
+    assert adapter(processor).render([USER], None) == ["26 Jul 2024;hi;"]
+    processor.chat_template = "{% set form = '%d' %}{{ strftime_now(form) }}{{ messages[0].content }}"
+    with pytest.raises(ValueError, match="reads the clock, so that a conversation would have other tokens tomorrow"):
+        adapter(processor)
+
+
+def test_templates_by_name_are_left_to_the_tokenizer() -> None:
+    tokenizer = hf.make_tokenizer()
+    tokenizer.chat_template = {"default": "{{ messages[-1].content }}", "tool_use": "{{ tools }}"}
+    assert adapter(tokenizer).render([USER], None) == ["hi"]
+    tokenizer.chat_template = {"default": "{{ strftime_now('%d') }}{{ messages[-1].content }}"}
+    with pytest.raises(ValueError, match="reads the clock"):
+        adapter(tokenizer)
+
+
 def test_rendering_changes_no_message() -> None:
     messages = [{"role": "user", "content": [{"type": "image", "media": 0}, {"type": "text", "text": "a"}]}, REPLY]
     before = repr(messages)

@@ -1,8 +1,10 @@
 """The processor adapter `hf_multimodal`: a Hugging Face processor or tokenizer with a chat template."""
 
+import datetime as dt
 import hashlib
 import io
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -21,12 +23,16 @@ except ImportError as error:
 __all__ = ["HFProcessorAdapter"]
 
 TOKEN_COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+TODAY = dt.date(2024, 7, 26)  # for templates that write the date: a run that is resumed later gets the same
+CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 PROBE = "a probe of the chat template"
 PROBE_SIZES = ((224, 224), (336, 224))  # width and height; no model's smallest image is larger
 
 
 class HFProcessorAdapter:
-    """Renders and tokenizes conversations, message by message.
+    """Renders and tokenizes conversations, message by message; the same ones always in the same way.
+
+    A template that asks for the date is told 26 July 2024.
 
     Args:
         processor: A processor (with ``tokenizer`` and perhaps ``image_processor``) or a tokenizer.
@@ -49,6 +55,7 @@ class HFProcessorAdapter:
                 f"{type(processor).__name__} has no chat_template; allowed: one with (set processor.chat_template)"
             )
         self._owner: Any = owners[0]
+        self._template = _without_clock(self._owner.chat_template)
         self._bos = str(getattr(self.tokenizer, "bos_token", None) or "") if add_bos else ""
         self._eos = _eos_token(self.tokenizer) if add_eos else ""
         self._add_generation_prompt = add_generation_prompt
@@ -151,7 +158,11 @@ class HFProcessorAdapter:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, *, add_generation_prompt: bool
     ) -> str:
         return self._owner.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=self._template,
         )
 
     def _content(self, content: Any) -> Any:
@@ -184,7 +195,7 @@ class HFProcessorAdapter:
     def _fingerprint(self) -> str:
         return fingerprint(
             {
-                "chat_template": self._owner.chat_template,
+                "chat_template": self._template or self._owner.chat_template,
                 "tokenizer": _tokenizer_content(self.tokenizer),
                 "processor": _processor_content(self.processor) if self._has_images else None,
                 "bos": self._bos,
@@ -198,6 +209,17 @@ def _eos_token(tokenizer: Any) -> str:
     if not tokenizer.eos_token:
         raise ValueError("add_eos is True and the tokenizer's eos_token is None; allowed: False, or set a token")
     return str(tokenizer.eos_token)
+
+
+def _without_clock(template: Any) -> str | None:
+    """Put a date in the place of today's; None for templates by name, of which their owner chooses one."""
+    fixed = CLOCK.sub(lambda call: repr(TODAY.strftime(call[2])), template) if isinstance(template, str) else None
+    if "strftime_now(" in (fixed or str(template)):
+        raise ValueError(
+            "the chat template reads the clock, so that a conversation would have other tokens tomorrow; "
+            "allowed: a single template with strftime_now('%d %b %Y') or the like, or with a date in its place"
+        )
+    return fixed
 
 
 def _text_part(text: str) -> Message:
