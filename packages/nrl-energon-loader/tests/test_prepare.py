@@ -77,7 +77,9 @@ def test_a_folder_with_media(tmp_path: Path) -> None:
         (batch,) = list(loader)
         assert loader.counters["skipped"] == 0
     assert batch["source_ids"] == [f"train-000000.tar/0000000{number}" for number in range(3)]
-    images = next(value for name, value in batch.items() if name not in ("message_log", "loss_multiplier", "source_ids"))
+    images = next(
+        value for name, value in batch.items() if name not in ("message_log", "loss_multiplier", "source_ids")
+    )
     assert [len(row) for row in images] in ([0, 0, 2], [0, 0, 1])
 
 

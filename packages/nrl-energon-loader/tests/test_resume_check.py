@@ -38,7 +38,11 @@ def test_a_resume_that_begins_anew_is_found(path: Path) -> None:
     assert not report.exact
     assert report.differences == [
         f"batch {number} differs in {columns}"
-        for number, columns in ((3, "message_log, source_ids"), (4, "loss_multiplier, message_log, source_ids"), (5, "message_log, source_ids"))
+        for number, columns in (
+            (3, "message_log, source_ids"),
+            (4, "loss_multiplier, message_log, source_ids"),
+            (5, "message_log, source_ids"),
+        )
     ]
 
 

@@ -1,6 +1,7 @@
 """Energon's state objects as plain data and back."""
 
 import io
+import json
 import random
 from collections import OrderedDict
 from typing import Any
@@ -18,13 +19,17 @@ from nrl_energon_loader import StateFormatError
 from nrl_energon_loader.state_codec import decode, digest, encode
 
 keys = st.text(max_size=4) | st.integers() | st.tuples(st.integers(), st.text(max_size=2))
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=8)
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=8)
+)
 values = st.recursive(
     leaves | st.builds(SliceState, index=st.integers(), current=st.integers()),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(keys, inner, max_size=3)
-    | st.dictionaries(st.text(max_size=4), inner, max_size=3).map(FlexState),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3).map(FlexState)
+    ),
     max_leaves=12,
 )
 
@@ -42,7 +47,9 @@ def test_whatever_is_written_comes_back_as_it_was(value: Any) -> None:
 
 def a_state() -> SavableDataLoaderState:
     rng = SystemRng.save_state()
-    state = SavableDatasetState(rng=rng, dataset_state=FlexState(a=(1, b"x"), s=SliceState(index=1, current=2)), sample_index=3)
+    state = SavableDatasetState(
+        rng=rng, dataset_state=FlexState(a=(1, b"x"), s=SliceState(index=1, current=2)), sample_index=3
+    )
     checkpoints = [SavableDatasetCheckpoint(state=state, offset=1), SavableDatasetCheckpoint(state=None, offset=0)]
     return SavableDataLoaderState(worker_states=checkpoints, next_worker_id=1, micro_batch_size=None)
 
@@ -83,7 +90,8 @@ class Mine(FlexState):
         (Mine(), "Mine"),
         (OrderedDict(), "collections.OrderedDict"),
         (np.float64(1.0), "float64"),
-        (np.zeros(2), "a float64 array"),
+        (np.zeros(2, dtype=complex), "a ndarray of complex128"),
+        (torch.zeros(2, dtype=torch.float16), "a Tensor of float16"),
         (torch.nn.Parameter(torch.zeros(1)), "Parameter"),
         (print, "builtin_function_or_method"),
         (1j, "builtins.complex"),
@@ -127,16 +135,11 @@ def test_whatever_encode_does_not_write_is_refused(damaged: Any) -> None:
 
 @given(values, values)
 def test_the_digest_tells_values_apart(one: Any, other: Any) -> None:
-    assert (digest(encode(one)) == digest(encode(other))) == (repr(encode(one)) == repr(encode(other)))
+    texts = [json.dumps(encode(value), sort_keys=True) for value in (one, other)]
+    assert (digest(encode(one)) == digest(encode(other))) == (texts[0] == texts[1])
 
 
-def test_the_digest_sees_tensors_with_dtype_and_shape() -> None:
-    tensors = [
-        torch.zeros(2),
-        torch.zeros(1, 2),
-        torch.zeros(2, dtype=torch.int32),
-        torch.tensor(0.0),
-        torch.tensor([0.0, -0.0]),
-        torch.zeros(0),
-    ]
-    assert len({digest(tensor) for tensor in tensors}) == len(tensors)
+@pytest.mark.parametrize("value", [{1}, {"a": object()}, {1: 2, "a": 3}, torch.zeros(1)])
+def test_only_plain_data_has_a_digest(value: Any) -> None:
+    with pytest.raises(StateFormatError, match="no plain data"):
+        digest(value)

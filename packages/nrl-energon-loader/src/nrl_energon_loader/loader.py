@@ -162,7 +162,7 @@ class EnergonSFTDataLoader:
 
         Returns:
             `backend`, `format_version`, `fingerprint`, `identity`, `counters`, `first_epoch`, `loader_state` and
-            `digest`: plain data and CPU tensors, which share nothing with the loader. `torch.load` reads it back
+            `digest`: plain data, which shares nothing with the loader that can change. `torch.load` reads it back
             with `weights_only=True`.
 
         Raises:

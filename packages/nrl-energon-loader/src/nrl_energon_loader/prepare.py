@@ -158,7 +158,7 @@ class _Shard:
         self._path = path
         self._file = OutputFile(path, WRITE_NEW, ops)
         self._hash = hashlib.sha256()
-        self._tar = tarfile.TarFile.open(fileobj=cast("Any", self), mode="w|", format=tarfile.PAX_FORMAT)
+        self._tar = tarfile.TarFile(fileobj=cast("Any", self), mode="w", format=tarfile.PAX_FORMAT)
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +170,10 @@ class _Shard:
         """Take bytes of the tar file."""
         self._hash.update(data)
         return self._file.write(data)
+
+    def tell(self) -> int:
+        """How many bytes there are."""
+        return self._file.size
 
     def add(self, key: str, conversation: Conversation) -> None:
         """Append a conversation and its media."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from nrl_interfaces import PackedTensor
 
 from nrl_energon_loader.loader import EnergonSFTDataLoader
-from nrl_energon_loader.state_codec import digest
 
 __all__ = ["RecordedRun", "ResumeReport", "check_resume", "compare_run", "record_run"]
 
@@ -130,8 +130,27 @@ class _Batches:
 
 
 def _column_digests(batch: Mapping[str, Any]) -> dict[str, str]:
-    return {name: digest(_plain(column)) for name, column in batch.items()}
+    digests: dict[str, str] = {}
+    for name, column in batch.items():
+        hashed = hashlib.sha256()
+        _feed(column, hashed.update)
+        digests[name] = hashed.hexdigest()
+    return digests
 
 
-def _plain(column: Any) -> Any:
-    return [str(column.dtype), column.trailing_shape, *column] if isinstance(column, PackedTensor) else column
+def _feed(value: Any, update: Callable[[bytes], None]) -> None:
+    if isinstance(value, torch.Tensor):
+        update(f"{value.dtype}{tuple(value.shape)}".encode())
+        update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, PackedTensor):
+        _feed([str(value.dtype), value.trailing_shape, *value], update)
+    elif isinstance(value, Mapping):
+        _feed(list(cast("Mapping[Any, Any]", value).items()), update)
+    elif isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        update(f"{type(items).__name__}{len(items)}:".encode())
+        for item in items:
+            _feed(item, update)
+    else:
+        text = repr(value)
+        update(f"{len(text)}:{text}".encode("utf-8", "backslashreplace"))

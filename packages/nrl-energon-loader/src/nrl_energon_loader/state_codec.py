@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+import json
 from typing import Any, Final, cast
 
 import numpy as np
@@ -32,8 +32,9 @@ _DATACLASSES: Final[dict[str, type[Any]]] = {
     for kind in (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState, SystemRngState, SliceState)
 }
 _DICTS: Final[dict[str, type[dict[Any, Any]]]] = {"FlexState": FlexState, "dict": dict}
-_ARRAY_DTYPES: Final = ("uint32",)  # numpy's Mersenne Twister
-_LEAVES: Final = (type(None), bool, int, float, str)
+_ARRAYS: Final[dict[str, type[Any]]] = {"ndarray": np.ndarray, "Tensor": torch.Tensor}
+_DTYPES: Final = ("bool", "uint8", "uint32", "int32", "int64", "float32", "float64")
+_LEAVES: Final = frozenset((type(None), bool, int, float, str))
 
 
 class StateFormatError(ValueError):
@@ -53,7 +54,7 @@ class StateFormatError(ValueError):
 
 
 def encode(value: Any, path: str = "loader_state") -> Any:
-    """Write a state of Energon's as plain data; the result shares nothing with `value`.
+    """Write a state of Energon's as plain data; the result shares nothing with `value` that can change.
 
     Args:
         value: What Energon gave.
@@ -63,18 +64,18 @@ def encode(value: Any, path: str = "loader_state") -> Any:
         StateFormatError: If a class is in it that is not in the list; names it.
     """
     kind = type(value)
-    if kind in _LEAVES:
+    if kind in _LEAVES or _is_plain_tuple(value):
         return value
     if kind is list or kind is tuple:
-        return kind(encode(item, f"{path}[{number}]") for number, item in enumerate(value))
+        # Paths cost more than what they lead to: a shuffle buffer's state is thousands of plain tuples.
+        return kind(
+            item if _is_plain_tuple(item) else encode(item, f"{path}[{number}]") for number, item in enumerate(value)
+        )
     if kind is bytes:  # not as they are: torch's reader refuses empty ones
         return {_CLASS: "bytes", _LATIN1: value.decode("latin1")}
-    if kind is torch.Tensor:
-        return value.detach().cpu().clone()
-    if kind is np.ndarray and str(value.dtype) in _ARRAY_DTYPES:
-        fields = {"dtype": str(value.dtype), "shape": list(value.shape), _LATIN1: value.tobytes().decode("latin1")}
-        return {_CLASS: "ndarray", _FIELDS: fields}
     name = kind.__name__
+    if _ARRAYS.get(name) is kind:
+        return _encode_array(name, value, path)
     if _DICTS.get(name) is kind:
         items = cast("dict[Any, Any]", value).items()
         pairs = [[encode(key, f"{path} (a key)"), encode(item, f"{path}.{key}")] for key, item in items]
@@ -82,55 +83,77 @@ def encode(value: Any, path: str = "loader_state") -> Any:
     if _DATACLASSES.get(name) is kind:
         names = [field.name for field in dataclasses.fields(value)]
         return {_CLASS: name, _FIELDS: {each: encode(getattr(value, each), f"{path}.{each}") for each in names}}
-    what = f"a {value.dtype} array" if isinstance(value, np.ndarray) else f"a {kind.__module__}.{kind.__qualname__}"
-    raise StateFormatError(path, f"{what}, which is not written down; allowed: {', '.join(_known())}")
+    raise StateFormatError(path, f"a {kind.__module__}.{kind.__qualname__}; allowed: {_known()}")
 
 
 def decode(value: Any, path: str = "loader_state") -> Any:
-    """Build Energon's state again from what `encode` gave; the result shares nothing with `value`.
+    """Build Energon's state again from what `encode` gave; the result shares nothing with `value` that can change.
 
     Raises:
         StateFormatError: If anything is there that `encode` doesn't write.
     """
     kind = type(value)
-    if kind in _LEAVES:
+    if kind in _LEAVES or _is_plain_tuple(value):
         return value
     if kind is list or kind is tuple:
-        return kind(decode(item, f"{path}[{number}]") for number, item in enumerate(value))
-    if kind is torch.Tensor:
-        return value.clone()
+        return kind(
+            item if _is_plain_tuple(item) else decode(item, f"{path}[{number}]") for number, item in enumerate(value)
+        )
     if kind is dict:
         return _decode_tagged(cast("dict[Any, Any]", value), path)
     raise StateFormatError(path, f"a {kind.__name__}; allowed: what was saved")
 
 
 def digest(value: Any) -> str:
-    """Give the SHA-256 of plain data and tensors as 64 hex digits: what a damaged state does not have.
+    """Give the SHA-256 of plain data as 64 hex digits: what a damaged state does not have.
 
     Args:
-        value: What `encode` gave, or dicts, lists and tuples of it.
+        value: What `encode` gave, or dicts with string keys and lists of it.
+
+    Raises:
+        StateFormatError: If it is no plain data.
     """
-    hashed = hashlib.sha256()
-    _feed(value, hashed.update)
-    return hashed.hexdigest()
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise StateFormatError("", f"no plain data ({error}); allowed: what state_dict gave") from None
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _known() -> list[str]:
-    leaves = ["None" if leaf is type(None) else leaf.__name__ for leaf in _LEAVES]
-    arrays = [f"{name} array" for name in _ARRAY_DTYPES]
-    return [*_DATACLASSES, *_DICTS, *leaves, "bytes", "list", "tuple", "torch.Tensor", *arrays]
+def _is_plain_tuple(value: Any) -> bool:
+    if type(value) is not tuple:
+        return False
+    for item in cast("tuple[Any, ...]", value):
+        if type(item) not in _LEAVES and not _is_plain_tuple(item):
+            return False
+    return True
+
+
+def _known() -> str:
+    leaves = ["None", "bool", "int", "float", "str"]
+    arrays = [f"{name} of {', '.join(_DTYPES)}" for name in _ARRAYS]
+    return "; ".join([", ".join([*_DATACLASSES, *_DICTS, *leaves, "bytes", "list", "tuple"]), *arrays])
+
+
+def _encode_array(name: str, value: Any, path: str) -> dict[str, Any]:
+    array: Any = value.detach().cpu().numpy() if name == "Tensor" else value
+    if str(array.dtype) not in _DTYPES:
+        raise StateFormatError(path, f"a {name} of {array.dtype}; allowed: {', '.join(_DTYPES)}")
+    fields = {"dtype": str(array.dtype), "shape": list(array.shape), _LATIN1: array.tobytes().decode("latin1")}
+    return {_CLASS: name, _FIELDS: fields}
 
 
 def _decode_tagged(value: dict[Any, Any], path: str) -> Any:
     name = str(value.get(_CLASS))
     if name == "bytes":
         return _decode_bytes(_part(value, _LATIN1, str, path), path)
-    if name == "ndarray":
-        return _decode_array(_part(value, _FIELDS, dict, path), path)
+    if name in _ARRAYS:
+        array = _decode_array(_part(value, _FIELDS, dict, path), path)
+        return torch.from_numpy(array) if name == "Tensor" else array
     if name in _DICTS:
         return _decode_items(_DICTS[name], _part(value, _ITEMS, list, path), path)
     if name not in _DATACLASSES:
-        raise StateFormatError(path, f"a {name!r}, which is not a known class; allowed: {', '.join(_known())}")
+        raise StateFormatError(path, f"a {name!r}; allowed: {_known()}")
     fields = _part(value, _FIELDS, dict, path)
     wanted = sorted(field.name for field in dataclasses.fields(_DATACLASSES[name]))
     if sorted(map(str, fields)) != wanted:
@@ -145,12 +168,15 @@ def _part(value: dict[Any, Any], key: str, kind: type[Any], path: str) -> Any:
 
 
 def _decode_items(kind: type[dict[Any, Any]], pairs: list[Any], path: str) -> dict[Any, Any]:
-    try:
-        return kind((decode(key, f"{path} (a key)"), decode(item, f"{path}.{key}")) for key, item in pairs)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, StateFormatError):
-            raise
-        raise StateFormatError(path, f"a dict that can't be built ({error})") from None
+    decoded: dict[Any, Any] = kind()
+    for number, pair in enumerate(pairs):
+        if type(pair) is not list or len(cast("list[Any]", pair)) != 2:
+            raise StateFormatError(path, f"a {kind.__name__} whose item {number} is no pair; allowed: key and value")
+        key, item = cast("list[Any]", pair)
+        if type(key) not in _LEAVES and not _is_plain_tuple(key):
+            raise StateFormatError(path, f"a {kind.__name__} with the key {key!r}; allowed: plain data")
+        decoded[key] = decode(item, f"{path}.{key}")
+    return decoded
 
 
 def _decode_bytes(text: str, path: str) -> bytes:
@@ -162,31 +188,10 @@ def _decode_bytes(text: str, path: str) -> bytes:
 
 def _decode_array(fields: dict[Any, Any], path: str) -> Any:
     dtype = fields.get("dtype")
-    if dtype not in _ARRAY_DTYPES:
-        raise StateFormatError(path, f"an array of dtype {dtype!r}; allowed: {', '.join(_ARRAY_DTYPES)}")
+    if dtype not in _DTYPES:
+        raise StateFormatError(path, f"an array of {dtype!r}; allowed: {', '.join(_DTYPES)}")
     try:
         shape, data = fields["shape"], _decode_bytes(fields[_LATIN1], path)
         return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateFormatError(path, f"an array that can't be built ({error})") from None
-
-
-def _feed(value: Any, update: Callable[[bytes], None]) -> None:
-    if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value)
-        update(b"d%d:" % len(items))
-        for key in sorted(items, key=str):
-            _feed(key, update)
-            _feed(items[key], update)
-    elif isinstance(value, list | tuple):
-        update(b"%s%d:" % (b"l" if isinstance(value, list) else b"t", len(cast("list[Any]", value))))
-        for item in cast("list[Any]", value):
-            _feed(item, update)
-    elif isinstance(value, torch.Tensor):
-        update(f"T{value.dtype}{tuple(value.shape)}:".encode())
-        update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, bytes):
-        update(b"b%d:" % len(value))
-        update(value)
-    else:
-        update(f"{type(value).__name__}:{value!r};".encode("utf-8", "backslashreplace"))
