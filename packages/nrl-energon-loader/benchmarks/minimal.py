@@ -17,4 +17,4 @@ class MinimalEncoder(BaseSFTTaskEncoder):
             {"role": message["role"], "content": "", "token_ids": ids}
             for message, ids in zip(sample.messages, tokens, strict=True)
         ]
-        return EncodedSFTSample.derive_from(sample, message_log=log, loss_multiplier=1.0, media={})
+        return EncodedSFTSample.of(sample, log)

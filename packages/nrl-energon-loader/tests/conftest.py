@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import hf`, `import data`: the import mode adds no folder
 
 # Workers are forked: after a parallel torch operation a forked child would hang in its own first one.
 torch.set_num_threads(1)
+
+
+# A slow moment of the machine fails nothing.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

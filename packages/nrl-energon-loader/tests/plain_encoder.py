@@ -21,4 +21,4 @@ class PlainEncoder(BaseSFTTaskEncoder):
             signal.raise_signal(signal.SIGKILL)
         token_ids = torch.tensor([int(word) for word in text.split()])
         message = {"role": "assistant", "content": text, "token_ids": token_ids}
-        return EncodedSFTSample.derive_from(sample, message_log=[message], loss_multiplier=1.0, media={})
+        return EncodedSFTSample.of(sample, [message])

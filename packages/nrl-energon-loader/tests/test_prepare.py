@@ -124,7 +124,7 @@ def test_bad_conversations_are_refused_by_file_and_line_and_leave_nothing(tmp_pa
     text, message = BAD[name]
     source = tmp_path / "chat.jsonl"
     source.write_text(text + "\n")
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is looked at below
+    with pytest.raises(ValueError) as caught:
         prepare_dataset(source, tmp_path / "out")
     assert message in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chat.jsonl"]

@@ -56,12 +56,12 @@ def a_state() -> SavableDataLoaderState:
 
 def test_energons_classes_come_back_with_working_random_states() -> None:
     torch.manual_seed(5)
-    np.random.seed(5)  # noqa: NPY002 - the global generator is what Energon saves
+    np.random.seed(5)
     random.seed(5)
     state = decode(encode(a_state()))
-    drawn = torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()  # noqa: NPY002
+    drawn = torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()
     SystemRng.restore_state(state.worker_states[0].state.rng)
-    assert (torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()) == drawn  # noqa: NPY002
+    assert (torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()) == drawn
     assert type(state.worker_states[0].state.dataset_state) is FlexState
     assert state.worker_states[0].state.dataset_state["s"] == SliceState(index=1, current=2)
 

@@ -105,7 +105,8 @@ class DataConfig(_Config):
         shuffle: Training: shuffle shards and samples.
         add_bos: Begin each conversation with the tokenizer's token for it.
         add_eos: End each conversation with the tokenizer's token for it.
-        add_generation_prompt: End each conversation with the template's prompt for an answer.
+        add_generation_prompt: What the template writes before an answer belongs to the message before it, and is not
+            trained on.
     """
 
     energon: EnergonLoaderConfig = EnergonLoaderConfig()

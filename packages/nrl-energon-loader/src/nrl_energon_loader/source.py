@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from megatron.energon import WorkerConfig, load_dataset
 from megatron.energon.epathlib import EPath
+from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_info, get_dataset_type
 from nrl_interfaces.identity import fingerprint
 
@@ -106,9 +107,7 @@ def _folder_content(path: EPath) -> str:
 def _splits(path: EPath) -> str:
     """The splits of a folder, for a message; empty where that is not so easily said."""
     with contextlib.suppress(Exception):
-        import yaml
-
-        parts = yaml.safe_load((path / META / "split.yaml").read_bytes())["split_parts"]
+        parts = load_yaml((path / META / "split.yaml").read_bytes())["split_parts"]
         return ", ".join(name for name, shards in parts.items() if shards)
     return ""
 

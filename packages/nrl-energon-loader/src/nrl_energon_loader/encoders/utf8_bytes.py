@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
 
 import torch
 from megatron.energon import stateless  # pyright: ignore[reportMissingTypeStubs]
@@ -27,5 +26,4 @@ class Utf8BytesTaskEncoder(BaseSFTTaskEncoder):
             {"role": role, "content": "", "token_ids": torch.tensor(list(part), dtype=torch.int64)}
             for role, part in zip(roles, [*texts, *media], strict=True)
         ]
-        settings: dict[str, Any] = {"message_log": message_log, "loss_multiplier": 1.0, "media": {}}
-        return cast("EncodedSFTSample", cast("Any", EncodedSFTSample).derive_from(sample, **settings))
+        return EncodedSFTSample.of(sample, message_log)
