@@ -77,7 +77,7 @@ def _check(lengths: Sequence[int], capacity: int, max_items: int) -> None:
 
 
 def _decreasing(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # equal ones keep their order
 
 
 def _first_fit(order: Sequence[int], lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
