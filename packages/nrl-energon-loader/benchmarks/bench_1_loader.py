@@ -162,10 +162,10 @@ if __name__ == "__main__":
         path = make_dataset(Path(folder))
         print("## nrl-energon-loader: samples per second\n")
         print(
-            f"{SAMPLES:,} chats of about 130 bytes in 8 shards, batches of {BATCH}, a shuffle buffer of 1,000; Energon's"
+            f"{SAMPLES:,} chats of about 130 bytes in 8 shards, batches of {BATCH}, a shuffle buffer of 1,000. Beside"
         )
         print(
-            f"own savable loader beside it, with the same task encoder; {PAIRS} interleaved pairs of {BATCHES} batches."
+            f"ours Energon's savable loader with the same task encoder; {PAIRS} interleaved pairs of {BATCHES} batches."
         )
         print("Median (quartiles). Aim: a ratio of at least 0.95.\n")
         print(table(["workers", "ours, samples/s", "Energon, samples/s", "ratio"], throughput(path)))

@@ -82,7 +82,7 @@ def test_bad_settings_are_refused_when_the_loader_is_built(path: Path, name: str
 def test_a_dataset_that_is_not_prepared(tmp_path: Path) -> None:
     for name in ("folder", "missing"):
         (tmp_path / "folder").mkdir(exist_ok=True)
-        with pytest.raises(ValueError, match="is not a prepared dataset; allowed: a folder with a .nv-meta folder"):
+        with pytest.raises(ValueError, match=r"is not a prepared dataset; allowed: a folder with a \.nv-meta folder"):
             plain_loader(tmp_path / name)
 
 
@@ -105,7 +105,7 @@ def test_a_shard_that_is_missing(tmp_path: Path) -> None:
 
 def test_a_processor_without_a_chat_template(path: Path) -> None:
     energon = {"task_encoder": "generic_sft"}
-    with pytest.raises(ValueError, match="chat.template"):
+    with pytest.raises(ValueError, match=r"chat.template"):
         plain_loader(path, energon=energon, processor=hf.make_tokenizer(chat_template=None))
     with pytest.raises(ValueError, match="processor"):
         plain_loader(path, energon=energon)

@@ -61,7 +61,7 @@ def test_len_is_the_number_of_batches_on_each_rank(eleven: Path, workers: int) -
         {"split_role": "validation", "source": {"virtual_epoch_length": 9}},
         {"packing_algorithm": "concatenative", "source": {"virtual_epoch_length": 3}},
     ]
-    for each in settings:
+    for each in settings if workers == 0 else settings[1::2]:
         for rank in range(2) if workers == 0 else (1,):
             placed = {"logical_rank": rank, "logical_world_size": 2}
             with plain_loader(eleven, energon={"num_workers": workers}, **placed, **each) as loader:
@@ -195,6 +195,32 @@ def test_start_at_epoch_refuses(path: Path) -> None:
         iter(loader)
         with pytest.raises(RuntimeError, match="before the first iteration"):
             loader.start_at_epoch(1)
+
+
+# ---- Workers that are not through at the same time ----
+
+
+@pytest.mark.parametrize("settings", [{}, {"source": {"virtual_epoch_length": 5}}], ids=["passes", "virtual epochs"])
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_a_worker_that_is_through_before_the_other_waits_for_it(datasets: Path, settings: Any, stop: int) -> None:
+    nine = plain_dataset(datasets / "nine", numbers(9), shard_size=3)  # 5 and 4 samples: 3 and 2 batches
+
+    def loader() -> EnergonSFTDataLoader:
+        return plain_loader(nine, energon={"num_workers": 2}, **settings)
+
+    with loader() as never_stopped:
+        wanted = epochs(never_stopped, 3)
+    assert [len(batches) for batches in wanted] == [5, 5, 5]
+    taken: list[list[int]] = []
+    state: dict[str, Any] = {}
+    for part in (stop, 1, 9):  # the second time the other worker has not given anything yet
+        with loader() as resumed:
+            if state:
+                resumed.load_state_dict(state)
+            batches = itertools.chain.from_iterable(resumed for _ in range(3))
+            taken += [sample_numbers(batch) for batch in itertools.islice(batches, part)]
+            state = resumed.state_dict()
+    assert taken == [batch for epoch in wanted for batch in epoch][: stop + 10]
 
 
 # ---- Several datasets ----
@@ -343,6 +369,7 @@ def test_a_broken_metrics_callback_stops_nothing(path: Path, caplog: pytest.LogC
 
 
 def own_loader(path: Path, workers: int) -> SavableDataLoader[Any]:
+    gc.freeze()
     cookers: list[Cooker[Any]] = make_cookers([("generic_conversation", None)])[0]
     dataset = get_train_dataset(
         path,

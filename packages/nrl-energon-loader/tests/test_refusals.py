@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,6 +190,38 @@ def test_a_damaged_or_foreign_state_is_refused_and_the_loader_at_its_start(path:
         with pytest.raises(StateFormatError):
             loader.load_state_dict(state)
         assert is_usable_and_at_its_start(loader)
+
+
+def test_300_random_changes_of_a_state_are_all_refused(path: Path) -> None:
+    state = saved_after_2(path, shuffle=True)
+    rng = random.Random(0)
+    with plain_loader(path, shuffle=True) as loader:
+        for _ in range(300):
+            changed = copy.deepcopy(state)
+            what = change_a_leaf(changed, rng)
+            with pytest.raises((StateFormatError, StateMismatchError)):
+                loader.load_state_dict(changed)
+                pytest.fail(f"{what} was taken")
+        assert loader.counters["batches"] == 0
+        loader.load_state_dict(state)
+        assert loader.counters["batches"] == 2
+
+
+def change_a_leaf(value: Any, rng: random.Random) -> str:
+    """Give a random place in dicts and lists another value, or take it out; says what was done."""
+    where = ""
+    while True:
+        key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        where += f"[{key!r}]"
+        if not isinstance(value[key], dict | list) or not value[key] or rng.random() < 0.02:
+            break
+        value = value[key]
+    if rng.random() < 0.2:
+        del value[key]
+        return f"without {where}"
+    others = [None, True, False, 0, 1, -1, 2**70, 0.5, "", "x", [], {}, (), [1], {"a": 1}, b"", float("nan")]
+    value[key] = rng.choice([other for other in others if repr(other) != repr(value[key])])
+    return f"{where} = {value[key]!r}"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
