@@ -32,6 +32,7 @@ def state_file(path: Path, dataset: Path, batches: int = 2, **settings: Any) -> 
     return path
 
 
+@pytest.mark.slow
 def test_prepare_then_check_resume_says_exact(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["prepare", "chat.jsonl", "chat", "--split", "train=0.8", "--split", "val=0.2"]) == 0
     assert capsys.readouterr().out == "chat: train 24, val 6 conversations, 2 shards\n"
@@ -46,6 +47,7 @@ def test_prepare_then_check_resume_says_exact(here: Path, capsys: pytest.Capture
         assert "exact: 9 batches behind batch " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_resume_in_two_processes_says_where_it_differs_when_the_data_was_changed_in_between(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_it_is_an_sft_data_loader(path: Path) -> None:
 # ---- Lengths ----
 
 
+@pytest.mark.slow
 @WORKERS
 def test_len_is_the_number_of_batches_on_each_rank(eleven: Path, workers: int) -> None:
     settings: list[dict[str, Any]] = [
@@ -242,6 +243,7 @@ def blend(datasets: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_blend_resumes_in_training_and_counts_by_source(blend: Path, workers: int) -> None:
     energon = {
@@ -320,6 +322,7 @@ def test_an_iteration_is_refused_once_the_loader_is_closed(path: Path) -> None:
         next(batches)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(path: Path) -> None:
     with plain_loader(path, energon={"num_workers": 2}) as loader:
         batches = iter(loader)

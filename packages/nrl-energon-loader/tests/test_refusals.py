@@ -277,6 +277,7 @@ def test_torch_load_reads_a_state_with_its_weights_only_default(path: Path) -> N
                 loader.load_state_dict(torch.load(file, weights_only=True))
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_every_process_and_hash_seed(path: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from data import plain_loader;"

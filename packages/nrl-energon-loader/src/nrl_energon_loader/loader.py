@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import weakref
@@ -38,8 +39,8 @@ class EnergonSFTDataLoader:
     validation begins anew.
 
     Args:
-        loader: An `EnergonStream`, or Energon's own savable loader, not iterated yet. Of Energon's own only one run can
-            be made: it can't be set to another epoch, nor begin a validation anew.
+        loader: An `EnergonStream`; or Energon's own savable loader, not iterated yet, which can't be set to another
+            epoch.
         identity: What a state must agree with, as plain JSON. What stands under ``recorded`` is told when it has
             changed, and not refused.
 
@@ -56,12 +57,11 @@ class EnergonSFTDataLoader:
         self.metrics: Metrics | None = None
         self.clock: Callable[[], float] = time.perf_counter
         self._fingerprint = _identity_fingerprint(identity)
-        self._identity = dict(identity)
+        self._identity = copy.deepcopy(dict(identity))
         is_energons = isinstance(loader, SavableDataLoader)
         self._stream: EnergonStream = EnergonStream.of(cast("Any", loader)) if is_energons else loader
         self._counters = Counters()
         self._iterations = 0
-        self._closed = False
         self._finalizer = weakref.finalize(self, self._stream.close)
 
     def __iter__(self) -> Iterator[BatchedDataDict[Any]]:
@@ -100,7 +100,7 @@ class EnergonSFTDataLoader:
                 before = now
                 yield item.batch if isinstance(item, DeliveredBatch) else item
         except GeneratorExit:
-            if iteration == self._iterations and self._is_validation() and not self._closed:
+            if iteration == self._iterations and self._is_validation() and self._finalizer.alive:
                 self._begin_validation_anew()
             raise
 
@@ -155,7 +155,7 @@ class EnergonSFTDataLoader:
     @property
     def identity(self) -> dict[str, Any]:
         """What a state must agree with, and under ``recorded`` what is only told."""
-        return dict(self._identity)
+        return copy.deepcopy(self._identity)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position behind the last batch that was delivered; at any time, and nothing moves by it.
@@ -174,7 +174,7 @@ class EnergonSFTDataLoader:
             "backend": _BACKEND,
             "format_version": _V2_STATE_FORMAT_VERSION,
             "fingerprint": self._fingerprint,
-            "identity": self._identity,
+            "identity": self.identity,
             "counters": self._counters.to_state(),
             "first_epoch": self._stream.first_epoch,
             "loader_state": encode(self._stream.save()),
@@ -231,7 +231,6 @@ class EnergonSFTDataLoader:
 
     def close(self) -> None:
         """End the workers and wait for them; the loader can't be used afterwards. Safe to call twice."""
-        self._closed = True
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -269,7 +268,7 @@ class EnergonSFTDataLoader:
             _log.warning("the same data, elsewhere: %s", line.removeprefix('[""].'))
 
     def _refuse_closed(self) -> None:
-        if self._closed:
+        if not self._finalizer.alive:
             raise RuntimeError("this loader is closed; make a new one")
 
 

@@ -105,7 +105,11 @@ class EnergonStream:
         """
         self._refuse_after_failure()
         self._refuse_dead_workers()
-        state = self._loader.save_state_rank()
+        try:
+            state = self._loader.save_state_rank()
+        except BaseException as error:
+            self._failure = error  # answers that nobody waited for would be taken for the next ones
+            raise
         if state is not None and self.num_workers:
             # Of a worker that has given nothing yet Energon forgets how far behind its state the stream was.
             counters = zip(self._counters(), self._counters_at_start, strict=True)
@@ -127,7 +131,7 @@ class EnergonStream:
         try:
             self._check(state)
             self._loader.restore_state_rank(state)
-        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             self._dataset().reset_state_deep()
             self.restart(first_epoch=0)
             raise ValueError(f"Energon does not take it: {error or 'its parts are others'}") from error
@@ -163,7 +167,7 @@ class EnergonStream:
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
             raise RuntimeError(
-                f"this loader failed with {self._failure!r} while it made a batch, and what was in work then is lost; "
+                f"this loader failed with {self._failure!r}, and what was in work then is lost; "
                 f"make a new loader and load the last state that was saved"
             ) from self._failure
 
