@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-EVERYWHERE = [(str(cell), saved) for cell in grid.CELLS for saved in grid.SAVED]
+CELLS = [(workers, str(cell)) for workers, cells in grid.CELLS.items() for cell in cells]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["no workers", "2 workers"])
+@pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """For each cell the run that never stopped, and those of a new process that goes through all cells."""
     workers = request.param
@@ -30,7 +30,8 @@ def runs(request: pytest.FixtureRequest, folder: Path) -> tuple[dict[str, Any], 
     return recorded, json.loads((folder / f"resumed {workers}.json").read_text())
 
 
-@pytest.mark.parametrize(("cell", "saved"), EVERYWHERE)
+@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
+@pytest.mark.parametrize("saved", grid.SAVED)
 @pytest.mark.parametrize("times", ["once", "twice"])
 def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(runs, cell, saved, times) -> None:
     recorded, resumed = runs[0][cell], runs[1][cell][saved][times]
@@ -42,7 +43,8 @@ def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(ru
     assert 0 not in resumed["iterations"], "an epoch without a batch"
 
 
-@pytest.mark.parametrize(("cell", "saved"), [each for each in EVERYWHERE if each[1] != grid.SAVED[0]])
+@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
+@pytest.mark.parametrize("saved", grid.SAVED[1:])
 def test_without_the_state_the_comparison_fails(runs, cell, saved) -> None:
     # A state from before the first batch is the start, and the only one that nothing is lost without.
     recorded, anew = runs[0][cell]["batches"], runs[1][cell]["without a state"]["batches"]
@@ -51,7 +53,7 @@ def test_without_the_state_the_comparison_fails(runs, cell, saved) -> None:
     assert anew != recorded[begin : begin + len(anew)]
 
 
-@pytest.mark.parametrize("cell", [str(cell) for cell in grid.CELLS])
+@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
 def test_the_grid_has_what_makes_it_hard(runs, cell) -> None:
     batches = runs[0][cell]["batches"]
     sources = [batch[1] for batch in batches]

@@ -224,6 +224,12 @@ def test_a_worker_that_is_through_before_the_other_waits_for_it(datasets: Path, 
     assert taken == [batch for epoch in wanted for batch in epoch][: stop + 10]
 
 
+def test_packing_draws_no_progress_bar(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_loader(path, packing_algorithm="concatenative") as loader:
+        list(loader)
+    assert capsys.readouterr().err == ""
+
+
 # ---- Several datasets ----
 
 
