@@ -1,0 +1,1 @@
+"""Task encoders make tokens of conversations, and batches of these."""

@@ -1,0 +1,1 @@
+"""Packing: which conversations share a row, and the row."""
