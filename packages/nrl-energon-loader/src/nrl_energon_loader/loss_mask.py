@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+
 from nrl_energon_loader.samples import Message
 
 __all__ = ["loss_mask"]

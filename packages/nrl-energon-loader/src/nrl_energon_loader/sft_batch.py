@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from nrl_energon_loader.loss_mask import loss_mask
-from nrl_energon_loader.packing.packs import padded_length
 from nrl_interfaces import BatchedDataDict
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
+
+from nrl_energon_loader.loss_mask import loss_mask
+from nrl_energon_loader.packing.packs import padded_length
 
 __all__ = ["prepare_sft_batch"]
 
