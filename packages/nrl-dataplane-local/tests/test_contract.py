@@ -21,7 +21,7 @@ class TestLocalDataPlane(DataPlaneContract):
 
 class TestLocalDataPlaneWithoutCopies(DataPlaneContract):
     left_out = {"copies": "zero_copy turns them off, by the user's promise not to write"}  # noqa: RUF012
-    random_runs = 10
+    random_runs = 20
 
     def make_client(self, **config: Any) -> DataPlaneClient:
         return LocalDataPlaneClient(LocalDataPlaneConfig(**config, zero_copy=True))

@@ -82,7 +82,7 @@ class DataPlaneContract(
         random_runs: How many random runs are compared with the model.
     """
 
-    random_runs: ClassVar[int] = 30
+    random_runs: ClassVar[int] = 60
 
     def test_only_abilities_are_left_out(self) -> None:
         """An adapter may leave out, with its reason, only what the contract says; all else holds on every adapter."""
@@ -127,7 +127,7 @@ def check_data_plane(
     write_around: Callable[[DataPlaneClient, str, list[str], Mapping[str, Any]], None] | None = None,
     id_prefix: str = "",
     limit_s: float = 20.0,
-    random_runs: int = 30,
+    random_runs: int = 60,
 ) -> ContractReport:
     """Run the tests of the contract, without pytest.
 

@@ -52,6 +52,45 @@ def random_runs(contract: ClauseTests, mode: Mode, runs: int) -> None:
     )
 
 
+# Preconditions are functions with names: hypothesis 6.100 parses the source of each lambda, at each step.
+
+
+def _may_register(runs: "_Runs") -> bool:
+    return len(runs.model.partitions) < 2 or runs.steps_since_load % 5 == 0
+
+
+def _has_partitions(runs: "_Runs") -> bool:
+    return bool(runs.model.partitions)
+
+
+def _has_room(runs: "_Runs") -> bool:
+    return bool(runs.with_room())
+
+
+def _has_rows(runs: "_Runs") -> bool:
+    return bool(runs.filled())
+
+
+def _has_claims(runs: "_Runs") -> bool:
+    return bool(runs.claimed())
+
+
+def _has_metas(runs: "_Runs") -> bool:
+    return bool(runs.metas)
+
+
+def _may_clear(runs: "_Runs") -> bool:
+    return bool(runs.filled()) and runs.steps_since_load % 3 == 0
+
+
+def _may_clear_all(runs: "_Runs") -> bool:
+    return runs.steps_since_load % 7 == 0
+
+
+def _may_load(runs: "_Runs") -> bool:
+    return runs.steps_since_load > 15
+
+
 class _Runs(RuleBasedStateMachine):
     """One run. Calls may be bad in one way at a time, since nothing says which of two errors comes first."""
 
@@ -60,55 +99,55 @@ class _Runs(RuleBasedStateMachine):
         self._contract = contract
         self._mode: Mode = mode
         self._prefix = f"{contract.id_prefix}r{next(_runs)}"
-        self._client, self._model = self._make(), ModelDataPlane(partition_mode=mode)
+        self._client, self.model = self._make(), ModelDataPlane(partition_mode=mode)
         self._numbers = itertools.count(1)
-        self._metas: list[dict[DataPlaneClient, KVBatchMeta]] = []
+        self.metas: list[dict[DataPlaneClient, KVBatchMeta]] = []
         self._calls: list[str] = []
-        self._steps_since_load = 0
+        self.steps_since_load = 0
 
     def _make(self) -> DataPlaneClient:
         return self._contract.make_client(partition_mode=self._mode, max_partitions=2, owner=None, safe_globals=())
 
     def teardown(self) -> None:
         self._contract.drop_client(self._client)
-        self._model.close()
+        self.model.close()
 
     def _agree(self, what: str, call: Callable[[DataPlaneClient], object]) -> dict[DataPlaneClient, Any]:
         """Call both; fail unless they do the same. Give the results, nothing where both raised."""
-        self._steps_since_load += 1
+        self.steps_since_load += 1
         self._calls.append(what)
-        seen, right = _Outcome(call, self._client), _Outcome(call, self._model)
+        seen, right = _Outcome(call, self._client), _Outcome(call, self.model)
         if seen.text != right.text:
             calls = "\n    ".join(self._calls)
             raise ContractBrokenError(
                 f"in a random run: {what}\n  seen: {seen.text}\n  right: {right.text}\n  all calls:\n    {calls}"
             )
-        return {} if right.error else {self._client: seen.result, self._model: right.result}
+        return {} if right.error else {self._client: seen.result, self.model: right.result}
 
     # ---- What calls are made of ----
 
-    def _filled(self) -> list[ModelPartition]:
-        return [partition for partition in self._model.partitions if partition.rows]
+    def filled(self) -> list[ModelPartition]:
+        return [partition for partition in self.model.partitions if partition.rows]
 
-    def _with_room(self) -> list[ModelPartition]:
+    def with_room(self) -> list[ModelPartition]:
         return [
             partition
-            for partition in self._model.partitions
+            for partition in self.model.partitions
             if (len(partition.rows) < partition.num_samples if partition.is_stream else not partition.was_put)
         ]
 
-    def _claimed(self) -> list[tuple[str, str, list[str]]]:
+    def claimed(self) -> list[tuple[str, str, list[str]]]:
         """The partitions and tasks that have claims, with the ids."""
         return [
             (partition.partition_id, task, sorted(ids))
-            for partition in self._model.partitions
+            for partition in self.model.partitions
             for task, ids in partition.claimed.items()
             if ids
         ]
 
     def _some_rows(self, data: st.DataObject) -> tuple[ModelPartition, list[str]]:
         """Choose a partition and ids that are there, in any order."""
-        partition = data.draw(st.sampled_from(self._filled()))
+        partition = data.draw(st.sampled_from(self.filled()))
         there = sorted(partition.rows)
         return partition, data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=len(there), unique=True))
 
@@ -144,7 +183,7 @@ class _Runs(RuleBasedStateMachine):
                 self._prefix + letter, self._new_ids(rows - rows % (group or 1)), fields, tagged=True, replace=False
             )
 
-    @precondition(lambda self: len(self._model.partitions) < 2 or self._steps_since_load % 5 == 0)
+    @precondition(_may_register)
     @rule(letter=letters, rows=st.integers(0, 6), group=groups)
     def register(self, letter: str, rows: int, group: int | None) -> None:
         self._agree(
@@ -152,15 +191,15 @@ class _Runs(RuleBasedStateMachine):
             lambda client: client.register_partition(self._prefix + letter, list(FIELDS), rows, list(TASKS), group),
         )
 
-    @precondition(lambda self: bool(self._with_room()))
+    @precondition(_has_room)
     @rule(data=st.data(), fields=some_fields, tagged=st.booleans())
     def put_new(self, data: st.DataObject, fields: list[str], *, tagged: bool) -> None:
-        partition = data.draw(st.sampled_from(self._with_room()))
+        partition = data.draw(st.sampled_from(self.with_room()))
         room = partition.num_samples - len(partition.rows)
         rows = data.draw(st.sampled_from([room, room, max(1, room // 2), room + 1]))
         self._put(partition.partition_id, self._new_ids(rows), fields, tagged=tagged, replace=False)
 
-    @precondition(lambda self: bool(self._filled()))
+    @precondition(_has_rows)
     @rule(data=st.data(), fields=some_fields, kind=st.sampled_from(["add", "replace", "tags", "both"]))
     def put_more(self, data: st.DataObject, fields: list[str], kind: str) -> None:
         partition, ids = self._some_rows(data)
@@ -175,9 +214,9 @@ class _Runs(RuleBasedStateMachine):
             lambda client: client.put_samples(ids, partition_id, columns, tags, replace=replace),
         )
         if metas:
-            self._metas.append(metas)
+            self.metas.append(metas)
 
-    @precondition(lambda self: bool(self._filled()))
+    @precondition(_has_rows)
     @rule(data=st.data(), fields=some_fields, fault=st.sampled_from(["short", "twice", "tags", "field"]))
     def put_wrong(self, data: st.DataObject, fields: list[str], fault: str) -> None:
         partition, ids = self._some_rows(data)
@@ -192,7 +231,7 @@ class _Runs(RuleBasedStateMachine):
             lambda client: client.put_samples(ids, partition.partition_id, columns, tags, replace=True),
         )
 
-    @precondition(lambda self: bool(self._model.partitions))
+    @precondition(_has_partitions)
     @rule(
         data=st.data(),
         task=tasks,
@@ -204,18 +243,18 @@ class _Runs(RuleBasedStateMachine):
     def claim(
         self, data: st.DataObject, task: str, fields: list[str], size: int, *, blocking: bool, rank: int | None
     ) -> None:
-        partition_id = data.draw(st.sampled_from(self._model.partitions)).partition_id
+        partition_id = data.draw(st.sampled_from(self.model.partitions)).partition_id
         metas = self._agree(
             f"claim_meta of {size} rows with {fields} for {task}, {blocking=}",
             lambda client: client.claim_meta(partition_id, task, fields, size, rank, blocking, 0),
         )
         if metas:
-            self._metas.append(metas)
+            self.metas.append(metas)
 
-    @precondition(lambda self: bool(self._claimed()))
+    @precondition(_has_claims)
     @rule(data=st.data(), also=st.sampled_from(["", "", "", "nobody"]))
     def release(self, data: st.DataObject, also: str) -> None:
-        partition_id, task, claimed = data.draw(st.sampled_from(self._claimed()))
+        partition_id, task, claimed = data.draw(st.sampled_from(self.claimed()))
         ids = data.draw(st.one_of(st.just(claimed), st.lists(st.sampled_from(claimed), min_size=1, unique=True)))
         asked = [*ids, also] if also else ids
         self._agree(
@@ -223,7 +262,7 @@ class _Runs(RuleBasedStateMachine):
         )
         self._explain(partition_id, task, ["x"], 2)
 
-    @precondition(lambda self: bool(self._filled()))
+    @precondition(_has_rows)
     @rule(data=st.data(), fields=some_fields, also=st.sampled_from(["", "", "", "nobody"]))
     def get_samples(self, data: st.DataObject, fields: list[str], also: str) -> None:
         partition, ids = self._some_rows(data)
@@ -235,23 +274,23 @@ class _Runs(RuleBasedStateMachine):
             lambda client: client.get_samples(asked, partition.partition_id, names),
         )
 
-    @precondition(lambda self: bool(self._metas))
+    @precondition(_has_metas)
     @rule(data=st.data(), fields=st.one_of(st.none(), some_fields))
     def get_data(self, data: st.DataObject, fields: list[str] | None) -> None:
-        metas = self._metas[data.draw(st.integers(0, len(self._metas) - 1))]
-        if metas[self._model].size:
+        metas = self.metas[data.draw(st.integers(0, len(self.metas) - 1))]
+        if metas[self.model].size:
             self._agree(
                 f"get_data of an earlier meta with {fields}", lambda client: client.get_data(metas[client], fields)
             )
 
-    @precondition(lambda self: bool(self._filled()) and self._steps_since_load % 3 == 0)
+    @precondition(_may_clear)
     @rule(data=st.data(), strange=st.sampled_from([None, None, "nobody"]))
     def clear(self, data: st.DataObject, strange: str | None) -> None:
         partition, ids = self._some_rows(data)
         asked = [*ids, strange] if strange else ids
         self._agree(f"clear_samples of {asked}", lambda client: client.clear_samples(asked, partition.partition_id))
 
-    @precondition(lambda self: self._steps_since_load % 7 == 0)
+    @precondition(_may_clear_all)
     @rule(letter=letters)
     def clear_all(self, letter: str) -> None:
         self._agree("clear_samples of all", lambda client: client.clear_samples(None, self._prefix + letter))
@@ -273,21 +312,21 @@ class _Runs(RuleBasedStateMachine):
             lambda client: client.explain(partition_id, task, fields, size),
         )
 
-    @precondition(lambda self: self._steps_since_load > 15)
+    @precondition(_may_load)
     @rule()
     def save_and_load(self) -> None:
-        old = (self._client, self._model)
+        old = (self._client, self.model)
         with tempfile.TemporaryDirectory(prefix="nrl-runs-") as name:
             for folder, client in zip(("client", "model"), old, strict=True):
                 client.save_checkpoint(Path(name, folder), metadata={"n": 1})
             self.teardown()
-            self._client, self._model = self._make(), ModelDataPlane(partition_mode=self._mode)
-            folders = {self._client: Path(name, "client"), self._model: Path(name, "model")}
+            self._client, self.model = self._make(), ModelDataPlane(partition_mode=self._mode)
+            folders = {self._client: Path(name, "client"), self.model: Path(name, "model")}
             self._agree("load_checkpoint", lambda client: client.load_checkpoint(folders[client]))
-        self._metas = [{self._client: metas[old[0]], self._model: metas[old[1]]} for metas in self._metas]
-        for partition, task in itertools.product(self._model.partitions, TASKS):
+        self.metas = [{self._client: metas[old[0]], self.model: metas[old[1]]} for metas in self.metas]
+        for partition, task in itertools.product(self.model.partitions, TASKS):
             self._explain(partition.partition_id, task, ["x"], 2)
-        self._steps_since_load = 0
+        self.steps_since_load = 0
 
 
 class _Outcome:
