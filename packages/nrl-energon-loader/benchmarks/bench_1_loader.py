@@ -19,7 +19,7 @@ from nrl_energon_loader.cookers import make_cookers
 from nrl_energon_loader.prepare import prepare_dataset
 
 SAMPLES, BATCH, BATCHES, PAIRS, ROUNDS = 20_000, 32, 60, 9, 15
-ENCODER = f"{Path(__file__).parent / 'minimal.py'}:MinimalEncoder"
+ENCODER = f"{Path(__file__).resolve().parent / 'minimal.py'}:MinimalEncoder"
 TEXT = "the quick brown fox jumps over the lazy dog and runs into the wood where nobody has seen it ever since "
 
 

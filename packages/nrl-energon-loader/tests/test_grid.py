@@ -1,9 +1,10 @@
 """A run that was stopped and resumed in a new process gives the batches of the run that never stopped."""
 
+import functools
 import json
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import grid
@@ -14,27 +15,32 @@ pytestmark = pytest.mark.slow
 CELLS = [(workers, str(cell)) for workers, cells in grid.CELLS.items() for cell in cells]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("grid")
-    grid.make_datasets(made)
-    return made
+Runs = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """For each cell the run that never stopped, and those of a new process that goes through all cells."""
-    workers = request.param
-    recorded = json.loads(json.dumps(grid.record(folder, workers)))
-    subprocess.run([sys.executable, grid.__file__, folder, str(workers)], check=True, stdout=subprocess.DEVNULL)
-    return recorded, json.loads((folder / f"resumed {workers}.json").read_text())
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """By the number of workers, for each cell: the run that never stopped, and those of the new process."""
+    folder = tmp_path_factory.mktemp("grid")
+    grid.make_datasets(folder)
+
+    @functools.cache
+    def of(workers: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        recorded = json.loads(json.dumps(grid.record(folder, workers)))
+        subprocess.run([sys.executable, grid.__file__, folder, str(workers)], check=True, stdout=subprocess.DEVNULL)
+        return recorded, json.loads((folder / f"resumed {workers}.json").read_text())
+
+    return of
 
 
-@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
+@pytest.mark.parametrize(("workers", "cell"), CELLS)
 @pytest.mark.parametrize("saved", grid.SAVED)
 @pytest.mark.parametrize("times", ["once", "twice"])
-def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(runs, cell, saved, times) -> None:
-    recorded, resumed = runs[0][cell], runs[1][cell][saved][times]
+def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(
+    runs: Runs, workers, cell, saved, times
+) -> None:
+    recorded, resumed = (each[cell] for each in runs(workers))
+    resumed = resumed[saved][times]
     begin = recorded["before"][saved] + (times == "twice")
     wanted = recorded["batches"][begin:]
     assert resumed["batches"] == wanted[: len(resumed["batches"])]
@@ -43,22 +49,24 @@ def test_resumed_batches_and_counters_are_those_of_the_run_that_never_stopped(ru
     assert 0 not in resumed["iterations"], "an epoch without a batch"
 
 
-@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
+@pytest.mark.parametrize(("workers", "cell"), CELLS)
 @pytest.mark.parametrize("saved", grid.SAVED[1:])
-def test_without_the_state_the_comparison_fails(runs, cell, saved) -> None:
+def test_without_the_state_the_comparison_fails(runs: Runs, workers, cell, saved) -> None:
     # A state from before the first batch is the start, and the only one that nothing is lost without.
-    recorded, anew = runs[0][cell]["batches"], runs[1][cell]["without a state"]["batches"]
-    assert anew == recorded[: len(anew)]
-    begin = runs[0][cell]["before"][saved]
-    assert anew != recorded[begin : begin + len(anew)]
+    recorded, resumed = (each[cell] for each in runs(workers))
+    anew = resumed["without a state"]["batches"]
+    assert anew == recorded["batches"][: len(anew)]
+    begin = recorded["before"][saved]
+    assert anew != recorded["batches"][begin : begin + len(anew)]
 
 
-@pytest.mark.parametrize(("runs", "cell"), CELLS, indirect=["runs"])
-def test_the_grid_has_what_makes_it_hard(runs, cell) -> None:
-    batches = runs[0][cell]["batches"]
+@pytest.mark.parametrize(("workers", "cell"), CELLS)
+def test_the_grid_has_what_makes_it_hard(runs: Runs, workers, cell) -> None:
+    recorded, _ = (each[cell] for each in runs(workers))
+    batches = recorded["batches"]
     sources = [batch[1] for batch in batches]
     counters = batches[-1][2]
-    first = sources[: runs[0][cell]["iterations"][0]]
+    first = sources[: recorded["iterations"][0]]
     assert counters["skipped"] > 0 or "epochs of" in cell
     assert len({len(batch) for batch in sources}) == 2 or "epochs of" in cell, "a short last batch"
     if "unpacked" not in cell:
