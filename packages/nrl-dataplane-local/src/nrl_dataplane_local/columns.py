@@ -243,9 +243,8 @@ class ColumnGroup:
     def split(self, names: Iterable[str]) -> "ColumnGroup":
         """Move some columns, not all, into a group of their own, of the same rows."""
         made = self._of(set(names), self._held)
-        stays = self.likes.keys() - made.likes.keys()
-        self.likes = {name: self.likes[name] for name in stays}
-        self._segments = [segment and _columns_of(segment, stays) for segment in self._segments]
+        self.likes = {name: like for name, like in self.likes.items() if name not in made.likes}
+        self._segments = [segment and _columns_of(segment, set(self.likes)) for segment in self._segments]
         return made
 
     def copy(self) -> "ColumnGroup":
