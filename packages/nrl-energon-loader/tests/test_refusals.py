@@ -119,6 +119,7 @@ def test_every_leaf_of_the_identity_is_changed_above_or_below(path: Path) -> Non
     elsewhere = {
         "source.content",  # test_cases.py, L07; test_source.py
         "adapter",  # test_hf_processor.py: the fingerprint
+        "processor_adapter",  # without a processor there is none; the next but one test
         "task_encoder.object",  # the next test, with the file's digest
         "task_encoder.sha256",
         "cookers[0].key",
@@ -142,6 +143,25 @@ def test_another_task_encoder_is_told_by_its_name_and_its_file(path: Path, tmp_p
         (line,) = caught.value.differences
         assert line.startswith("task_encoder.sha256 ")
         assert is_usable_and_at_its_start(loader)
+
+
+def test_a_changed_file_of_a_processor_adapter_is_told(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "adapter.py"
+    text = """
+class Adapter:
+    fingerprint, tokenizer, media_columns = "the same", None, {}
+
+    def __init__(self, processor, **settings): ...
+"""
+    settings: dict[str, Any] = {"processor": object(), "energon": {"processor_adapter": f"{file}:Adapter"}}
+    file.write_text(text)
+    state = saved_after_2(path, **settings)
+    file.write_text(text + "# changed\n")
+    with plain_loader(path, **settings) as loader:
+        with pytest.raises(StateMismatchError) as caught:
+            loader.load_state_dict(state)
+        (line,) = caught.value.differences
+        assert line.startswith("processor_adapter.sha256 ")
 
 
 def test_another_number_of_workers_says_what_energon_keeps_and_the_way_out(path: Path) -> None:

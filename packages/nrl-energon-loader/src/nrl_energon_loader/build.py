@@ -280,6 +280,7 @@ def _loader_identity(
             "batch_grouping": loader_config.batch_grouping,
             "seed_offset": loader_config.seed_offset,
         },
+        "processor_adapter": _adapter_identity(loader_config) if adapter_fingerprint else None,
         "adapter": adapter_fingerprint,
         "task_encoder": TASK_ENCODERS.resolve(loader_config.task_encoder).identity,
         "cookers": cookers,
@@ -344,6 +345,10 @@ def _adapter(config: DataConfig, processor: Any) -> tuple[Any, str]:
         add_generation_prompt=config.add_generation_prompt,
     )
     return adapter, adapter.fingerprint
+
+
+def _adapter_identity(config: EnergonLoaderConfig) -> dict[str, Any]:
+    return PROCESSOR_ADAPTERS.resolve(config.processor_adapter).identity
 
 
 def _epoch_seed(seed_offset: int, first_epoch: int) -> int:
