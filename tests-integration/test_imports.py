@@ -8,6 +8,8 @@ import pytest
 HEAVY = {
     "nrl_interfaces": {"megatron", "ray", "tensordict", "transformers"},
     "nrl_dump": {"ray", "tensordict"},
+    "nrl_dataplane_local": {"megatron", "ray", "transformers"},
+    "nrl_energon_loader": {"ray", "tensordict", "transformers"},
 }
 
 
