@@ -1,26 +1,9 @@
-"""What the benchmarks of all packages share: ways that take turns, ratios, tables.
+"""What the benchmarks of all packages share: ratios and tables.
 
 nox.py puts this folder on their path.
 """
 
 import statistics
-import time
-from collections.abc import Callable
-
-
-def turns(ways: dict[str, Callable[[], object]], count: int, calls: int = 1) -> dict[str, list[float]]:
-    """Seconds a call of each way in each round, of so many calls; the garbage collector is on.
-
-    The ways take turns, so that a slow moment of the machine meets all of them.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(count):
-        for name, way in ways.items():
-            began = time.perf_counter()
-            for _ in range(calls):
-                way()
-            seconds[name].append((time.perf_counter() - began) / calls)
-    return seconds
 
 
 def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:

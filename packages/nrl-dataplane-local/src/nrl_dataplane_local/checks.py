@@ -1,6 +1,6 @@
 """What is refused before anything changes, with errors that name it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from nrl_interfaces.data_plane import Fields
@@ -18,6 +18,7 @@ __all__ = [
     "checked_ids",
     "claimed_slots",
     "find_rows",
+    "numbered_ids",
 ]
 
 
@@ -69,12 +70,29 @@ def checked_ids(sample_ids: Sequence[str]) -> list[str]:
         ValueError: One is empty, no string, or there twice.
     """
     ids = list(sample_ids)
-    if isinstance(sample_ids, str) or not _are_strings(ids) or "" in (distinct := set(ids)):
-        wrong = [item for item in ids if not isinstance(item, str) or not item] or [sample_ids]
-        raise ValueError(f"sample_ids has {wrong[0]!r}; allowed: a list of strings, none of them empty")
-    if len(distinct) < len(ids):
-        raise ValueError(f"sample id {_first_double(ids)!r} is there twice; allowed: each once")
+    _check_ids(sample_ids, ids, set(ids) if _are_strings(ids) else set())
     return ids
+
+
+def numbered_ids(sample_ids: Sequence[str]) -> dict[str, int]:
+    """Give the ids, each with its number; what `checked_ids` refuses is refused here, too.
+
+    Raises:
+        ValueError: As `checked_ids`.
+    """
+    ids = list(sample_ids)
+    numbered = dict(zip(ids, range(len(ids)), strict=True)) if _are_strings(ids) else {}
+    _check_ids(sample_ids, ids, numbered)
+    return numbered
+
+
+def _check_ids(given: Sequence[str], ids: list[str], distinct: Collection[str]) -> None:
+    if len(distinct) == len(ids) and "" not in distinct and not isinstance(given, str):
+        return
+    wrong = [item for item in cast("list[Any]", ids) if not isinstance(item, str) or not item]
+    if wrong or isinstance(given, str):
+        raise ValueError(f"sample_ids has {(wrong or [given])[0]!r}; allowed: a list of strings, none of them empty")
+    raise ValueError(f"sample id {_first_double(ids)!r} is there twice; allowed: each once")
 
 
 def _are_strings(items: list[Any]) -> bool:
@@ -85,7 +103,7 @@ def _are_strings(items: list[Any]) -> bool:
     return True
 
 
-def check_tags(sample_ids: Sequence[str], fields: Fields | None, tags: Sequence[Any] | None) -> None:
+def check_tags(sample_ids: Collection[str], fields: Fields | None, tags: Sequence[Any] | None) -> None:
     """Refuse tags that are no dicts or not one a row, and a put of nothing.
 
     Raises:

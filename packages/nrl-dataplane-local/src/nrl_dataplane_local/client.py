@@ -160,7 +160,7 @@ class LocalDataPlaneClient(DataPlaneClient):
     ) -> KVBatchMeta:
         """See `DataPlaneClient.put_samples`."""
         self._require_open()
-        ids = checks.checked_ids(sample_ids)
+        ids = checks.numbered_ids(sample_ids)
         checks.check_tags(ids, fields, tags)
         values = {} if fields is None else columns_of(fields, len(ids))
         try:
@@ -173,7 +173,7 @@ class LocalDataPlaneClient(DataPlaneClient):
 
     def _put(
         self,
-        ids: list[str],
+        ids: dict[str, int],
         partition_id: str,
         values: dict[str, Any],
         tags: list[dict[str, Any]] | None,
@@ -185,7 +185,7 @@ class LocalDataPlaneClient(DataPlaneClient):
         slots = partition.apply(partition.check_put(ids, values, tags, replace=replace))
         self._operations["put_samples"] += 1
         self._changed.notify_all()
-        return self._meta(partition, ids, slots, None, list(values))
+        return self._meta(partition, list(ids), slots, None, list(values))
 
     def _meta(
         self, partition: Partition, ids: list[str], slots: Slots, task: str | None, fields: list[str]
@@ -197,7 +197,7 @@ class LocalDataPlaneClient(DataPlaneClient):
             fields=fields,
             sequence_lengths=self._sequence_lengths(partition, slots),
             extra_info={LOCAL_GENERATION_KEY: partition.generation},
-            tags=partition.tags_of(slots.tolist()),
+            tags=partition.tags_of(slots),
         )
 
     # ---- Reading ----

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 from nrl_interfaces.values import bytes_by_device, copied
 from numpy.typing import NDArray
 
@@ -86,6 +87,8 @@ class NewRows:
     @classmethod
     def of(cls, value: Any, like: Any) -> "NewRows":
         """Count the bytes of a value; RecursionError if it holds itself."""
+        if isinstance(value, torch.Tensor) and not value.is_nested:
+            return cls(value, like, {str(value.device): value.nbytes})
         return cls(value, like, bytes_by_device(value))
 
 
@@ -197,8 +200,9 @@ class ColumnGroup:
     def write(self, slots: Slots, columns: Mapping[str, NewRows]) -> None:
         """Add a put's rows, of every column of the group; slots that have a row already get the new one."""
         self.likes = {name: rows.like for name, rows in columns.items()}
-        old = self.places_of(slots)
-        self._let_go(old[old >= 0])
+        if self._segments:
+            old = self.places_of(slots)
+            self._let_go(old[old >= 0])
         self._places.grow(int(slots.max(initial=ABSENT)) + 1)
         self._append(slots, columns)
 

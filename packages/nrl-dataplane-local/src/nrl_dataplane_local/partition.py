@@ -25,13 +25,13 @@ class Put:
     """A put that has been checked, so that nothing is left that could refuse it.
 
     Attributes:
-        sample_ids: Its ids.
+        sample_ids: Its ids, each with its number.
         new_ids: Those of them that are not there yet.
         columns: The rows of each field.
         tags: The tags, or None.
     """
 
-    sample_ids: list[str]
+    sample_ids: dict[str, int]
     new_ids: list[str]
     columns: Mapping[str, NewRows]
     tags: list[dict[str, Any]] | None
@@ -101,7 +101,7 @@ class Partition:
     @property
     def tags(self) -> list[dict[str, Any]] | None:
         """A copy of each row's tags; None if no row has any."""
-        return self.tags_of(self.slots.values())
+        return self.tags_of(self.slots_of(self.slots))
 
     @property
     def consumed(self) -> dict[str, set[str]]:
@@ -120,26 +120,27 @@ class Partition:
         ids = [self._ids[slot] for slot in at]
         return [sample_id for sample_id in ids if sample_id is not None]
 
-    def tags_of(self, slots: Iterable[int]) -> list[dict[str, Any]] | None:
+    def tags_of(self, slots: Slots) -> list[dict[str, Any]] | None:
         """Give a copy of each row's tags, {} for a row without; None if none of them has any."""
         tags = self.raw_tags(slots) if self._tags else []
         return [copied(tag or {}) for tag in tags] if any(tag is not None for tag in tags) else None
 
-    def raw_tags(self, slots: Iterable[int]) -> list[dict[str, Any] | None]:
+    def raw_tags(self, slots: Slots) -> list[dict[str, Any] | None]:
         """Give each row's own tags, None for a row without; they are not to be written into."""
-        return [self._tags.get(slot) for slot in slots]
+        at: list[int] = slots.tolist()
+        return [self._tags.get(slot) for slot in at]
 
     # ---- Putting ----
 
     def check_put(
-        self, sample_ids: list[str], values: Mapping[str, Any], tags: list[dict[str, Any]] | None, *, replace: bool
+        self, sample_ids: dict[str, int], values: Mapping[str, Any], tags: list[dict[str, Any]] | None, *, replace: bool
     ) -> Put:
         """Refuse what can't be put.
 
         Raises:
             ValueError: Names the field, id or number that is wrong, and what is allowed.
         """
-        new_ids = [sample_id for sample_id in sample_ids if sample_id not in self.slots] if self.slots else sample_ids
+        new_ids = [each for each in sample_ids if each not in self.slots] if self.slots else list(sample_ids)
         self._check_room(new_ids)
         if self.grpo_group_size and len(new_ids) % self.grpo_group_size:
             raise ValueError(
@@ -210,7 +211,10 @@ class Partition:
         size = first + len(put.new_ids)
         self._grow(size)
         self._ids[first:] = put.new_ids
-        self.slots.update(zip(put.new_ids, range(first, size), strict=True))
+        if first == 0:  # nothing is there yet, so their numbers are their slots
+            self.slots = put.sample_ids
+        else:
+            self.slots.update(zip(put.new_ids, range(first, size), strict=True))
         self.live.view[first:] = True
         only_new = len(put.new_ids) == len(put.sample_ids)
         slots = np.arange(first, size) if only_new else self.slots_of(put.sample_ids)
