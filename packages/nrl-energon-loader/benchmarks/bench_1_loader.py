@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench_report import table
 from megatron.energon import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from minimal import MinimalEncoder
 from nrl_energon_loader import EnergonSFTDataLoader, build_energon_sft_loader
@@ -152,10 +153,6 @@ def state_costs(path: Path, workers: int, shuffle_buffer_size: int) -> list[str]
     return [str(workers), f"{shuffle_buffer_size:,}", f"{kilobytes:,.0f}", *columns, quartiles(added, ".1f")]
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-loader-") as folder:
@@ -168,10 +165,10 @@ if __name__ == "__main__":
             f"ours Energon's savable loader with the same task encoder; {PAIRS} interleaved pairs of {BATCHES} batches."
         )
         print("Median (quartiles). Aim: a ratio of at least 0.95.\n")
-        print(table(["workers", "ours, samples/s", "Energon, samples/s", "ratio"], throughput(path)))
+        print(table(["workers", "ours, samples/s", "Energon, samples/s", "ratio"], *throughput(path)))
         print("\n## nrl-energon-loader: a state\n")
         print("Milliseconds of `state_dict` + `load_state_dict`, and of Energon's `save_state_rank` +")
         print(f"`restore_state_rank`, in new loaders; {ROUNDS} rounds, median (quartiles). Aim: at most 5 ms more, and")
         print("linear in the state, which grows with the shuffle buffer.\n")
         sizes = [state_costs(path, workers, size) for workers in (0, 2) for size in (100, 1000, 4000)]
-        print(table(["workers", "shuffle buffer", "state, kB", "ours, ms", "Energon, ms", "added, ms"], sizes))
+        print(table(["workers", "shuffle buffer", "state, kB", "ours, ms", "Energon, ms", "added, ms"], *sizes))
