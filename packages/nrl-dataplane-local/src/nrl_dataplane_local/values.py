@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from nrl_interfaces import BatchedDataDict, PackedTensor
+from nrl_interfaces.batch import column_kind
 from nrl_interfaces.layout import jagged_rows, nested_from_rows
 from nrl_interfaces.values import copied
 from numpy.typing import NDArray
@@ -144,14 +145,24 @@ def check_fits(value: Any, like: Any) -> Any:
     Raises:
         ValueError: If kind, dtype, device, or any size but the batch differs (jagged tensors: any but the ragged one).
     """
-    if isinstance(value, torch.Tensor) and isinstance(like, torch.Tensor) and not (value.is_nested or like.is_nested):
-        ours, theirs = _dense_form(like), _dense_form(value)
-        if ours != theirs:
-            raise ValueError(f"it is {theirs}; allowed: {ours}, as put before (a jagged tensor has rows of any length)")
+    if isinstance(like, dict) and isinstance(value, dict) and like.keys() == value.keys():
+        columns = cast("dict[str, Any]", value)
+        return {name: check_fits(column, like[name]) for name, column in columns.items()}
+    ours, theirs = _form(like), _form(value)
+    if ours != theirs:
+        raise ValueError(f"it is {theirs}; allowed: {ours}, as put before (a jagged tensor has rows of any length)")
+    if isinstance(like, torch.Tensor):
         return like
+    if isinstance(like, PackedTensor):
+        return PackedTensor.concat([like, empty_like(value)])
     return join([like, empty_like(value)])
 
 
-def _dense_form(value: torch.Tensor) -> str:
-    sizes = ", ".join(["*", *map(str, value.shape[1:])])
-    return f"a tensor [{sizes}], {value.dtype} on {value.device}"
+def _form(value: Any) -> str:
+    """Say what must agree with what was put before."""
+    if isinstance(value, torch.Tensor) and not value.is_nested:
+        sizes = ", ".join(["*", *map(str, value.shape[1:])])
+        return f"a dense tensor [{sizes}], {value.dtype} on {value.device}"
+    if isinstance(value, dict):
+        return f"a dict of the columns {list(cast('dict[str, Any]', value))}"
+    return column_kind(value)

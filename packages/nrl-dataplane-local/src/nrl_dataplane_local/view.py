@@ -27,7 +27,7 @@ class LocalDataPlaneView:
         self._cfg = cfg
         self._file_ops = file_ops
 
-    def save(self, checkpoint_dir: str | Path, *, metadata: dict[str, Any] | None = None) -> None:
+    def save(self, checkpoint_dir: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Write what the view holds; see `DataPlaneClient.save_checkpoint`.
 
         Raises:

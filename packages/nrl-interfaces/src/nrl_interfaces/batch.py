@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nrl_interfaces.layout import check_pad_value, jagged_rows, nested_from_rows, ragged_dim
 from nrl_interfaces.packed import PackedTensor, RowIndices, row_indices
 
-__all__ = ["BatchedDataDict"]
+__all__ = ["BatchedDataDict", "column_kind"]
 
 DictT = TypeVar("DictT")  # names the columns for readers and type checkers; nothing checks it at run time
 
@@ -191,7 +191,7 @@ def _gather(name: str, batches: Sequence[Mapping[str, Any]], sizes: Sequence[int
 
 
 def _join(name: str, columns: list[Any], pad: float | None) -> Any:
-    kinds = [_kind(column) for column in columns]
+    kinds = [column_kind(column) for column in columns]
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise ValueError(f"column {name!r} is {kind} in batch {number}; allowed: {kinds[0]}, as in batch 0")
@@ -211,8 +211,12 @@ def _join(name: str, columns: list[Any], pad: float | None) -> Any:
     return tuple(items) if isinstance(first, tuple) else items
 
 
-def _kind(column: Any) -> str:
-    """What must agree for columns to be joined, in words for the message; ``*`` stands for any size."""
+def column_kind(column: Any) -> str:
+    """Say in words what must agree for columns to be joined; ``*`` stands for any size.
+
+    >>> column_kind(torch.zeros(2, 3, 4))
+    'a tensor, dense torch.strided, torch.float32 on cpu, [*, *, 4]'
+    """
     if isinstance(column, torch.Tensor):
         form = f"{'nested' if column.is_nested else 'dense'} {column.layout}"
         return f"a tensor, {form}, {column.dtype} on {column.device}, [{', '.join(_free_shape(column))}]"

@@ -98,7 +98,7 @@ class DataPlaneStats:
 class DataPlaneView(Protocol):
     """An immutable view of the partitions at one moment, by `DataPlaneClient.freeze`."""
 
-    def save(self, checkpoint_dir: str | Path, *, metadata: dict[str, Any] | None = None) -> None:
+    def save(self, checkpoint_dir: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Write the checkpoint that `DataPlaneClient.save_checkpoint` would have written at that moment."""
         ...
 

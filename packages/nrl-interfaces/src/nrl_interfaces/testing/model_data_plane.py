@@ -313,7 +313,7 @@ class _View:
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
 
-    def save(self, checkpoint_dir: str | Path, *, metadata: dict[str, Any] | None = None) -> None:
+    def save(self, checkpoint_dir: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """See `DataPlaneView.save`."""
         folder, content = Path(checkpoint_dir), io.BytesIO()
         if folder.is_symlink():
