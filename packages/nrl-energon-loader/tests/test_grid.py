@@ -23,12 +23,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """By the number of workers, for each cell: the run that never stopped, and those of the new process."""
     folder = tmp_path_factory.mktemp("grid")
     grid.make_datasets(folder)
+    recorded: dict[int, dict[str, Any]] = {}
+    resuming: dict[int, subprocess.Popen[bytes]] = {}
+    for workers in grid.CELLS:  # one resumes in its new process while the next is recorded
+        recorded[workers] = json.loads(json.dumps(grid.record(folder, workers)))
+        command = [sys.executable, grid.__file__, folder, str(workers)]
+        resuming[workers] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    assert {workers: process.wait(timeout=300) for workers, process in resuming.items()} == dict.fromkeys(resuming, 0)
 
     @functools.cache
     def of(workers: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        recorded = json.loads(json.dumps(grid.record(folder, workers)))
-        subprocess.run([sys.executable, grid.__file__, folder, str(workers)], check=True, stdout=subprocess.DEVNULL)
-        return recorded, json.loads((folder / f"resumed {workers}.json").read_text())
+        return recorded[workers], json.loads((folder / f"resumed {workers}.json").read_text())
 
     return of
 
