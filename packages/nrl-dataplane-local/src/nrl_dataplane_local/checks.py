@@ -7,6 +7,7 @@ from nrl_interfaces.data_plane import Fields
 
 from nrl_dataplane_local.claims import Wanted
 from nrl_dataplane_local.columns import ColumnGroup, Found, Slots
+from nrl_dataplane_local.config import is_count
 from nrl_dataplane_local.partition import Partition
 
 __all__ = [
@@ -38,9 +39,9 @@ def check_declaration(
     _check_names("partition_id", [partition_id])
     _check_names("fields", fields)
     _check_names("consumer_tasks", consumer_tasks)
-    if not _is_count(num_samples):
+    if not is_count(num_samples):
         raise ValueError(f"num_samples is {num_samples!r}; allowed: an int from 1")
-    if grpo_group_size is not None and (not _is_count(grpo_group_size) or num_samples % grpo_group_size):
+    if grpo_group_size is not None and (not is_count(grpo_group_size) or num_samples % grpo_group_size):
         raise ValueError(f"grpo_group_size is {grpo_group_size!r}; allowed: None, or a divisor of {num_samples}")
     for name, vocabulary in (enums or {}).items():
         _check_names("a field of enums", [name])
@@ -57,10 +58,6 @@ def _check_names(what: str, names: Sequence[str]) -> None:
 def _first_double(names: Sequence[str]) -> str:
     seen: set[str] = set()
     return next(name for name in names if name in seen or seen.add(name))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def checked_ids(sample_ids: Sequence[str]) -> list[str]:
@@ -158,7 +155,7 @@ def checked_claim(partition: Partition, task_name: str, required_fields: list[st
     if isinstance(required_fields, str) or not required_fields:
         raise ValueError(f"required_fields is {required_fields!r}; allowed: some of {list(partition.fields)}")
     _check_fields(partition, required_fields)
-    if not _is_count(batch_size) or batch_size % partition.group:
+    if not is_count(batch_size) or batch_size % partition.group:
         allowed = "an int from 1" if partition.group == 1 else f"a multiple of grpo_group_size, {partition.group}"
         raise ValueError(f"batch_size is {batch_size!r}; allowed: {allowed}")
     return Wanted(task_name, tuple(dict.fromkeys(required_fields)), batch_size)

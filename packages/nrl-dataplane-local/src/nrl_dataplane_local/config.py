@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
-__all__ = ["LocalDataPlaneConfig"]
+__all__ = ["LocalDataPlaneConfig", "is_count"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LocalDataPlaneConfig:
     safe_globals: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("max_partitions", self.max_partitions, "an int from 1", _is_count(self.max_partitions))
+        _check("max_partitions", self.max_partitions, "an int from 1", is_count(self.max_partitions))
         _check("partition_mode", self.partition_mode, "'batch' or 'stream'", self.partition_mode in ("batch", "stream"))
         _check("zero_copy", self.zero_copy, "True or False", isinstance(self.zero_copy, bool))
         _check("owner", self.owner, "a string or None", self.owner is None or isinstance(self.owner, str))
@@ -61,7 +61,8 @@ partition_mode, zero_copy, owner, safe_globals
         return cls(**values)
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Tell whether a value is an int from 1 (a bool is none)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
