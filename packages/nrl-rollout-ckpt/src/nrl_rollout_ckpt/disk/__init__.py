@@ -1,0 +1,1 @@
+"""What a snapshot is on disk: files, manifests, anchors, selection and retention."""

@@ -1,0 +1,1 @@
+"""Taking snapshots: the attempt, its phases, and the pump."""

@@ -1,0 +1,1 @@
+"""What a snapshot is of: the barrier, the ledger, the replay index and their records."""

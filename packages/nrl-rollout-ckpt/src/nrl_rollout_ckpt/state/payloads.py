@@ -1,0 +1,110 @@
+"""Prompts and results as values that can't change any more: canonical JSON, with the tensors beside it."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, cast
+
+import orjson
+import torch
+from nrl_interfaces.identity import IdentityValueError, canonical_json
+
+_TENSOR: Final = "__tensor__"
+
+
+class PayloadTypeError(TypeError):
+    """Raised when a prompt or a result holds what a snapshot can't.
+
+    Attributes:
+        what: What it belongs to.
+        problem: Where it stands and what it is.
+    """
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what, self.problem = what, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} can't be saved: {self.problem}. Allowed: JSON values (None, bool, int, finite float, str, "
+            "list, tuple, dict with string keys) and dense tensors; or give the prompt source a resolve(ref)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value apart from the object that it was made of.
+
+    Attributes:
+        json: Its canonical JSON; a tensor is ``{"__tensor__": n}``, tuples are lists.
+        tensors: Copies of its tensors, on the CPU, by n.
+        digest: SHA-256 over the JSON and of each tensor dtype, shape and bytes, as 64 hex digits.
+
+    >>> import torch
+    >>> stored = StoredValue.of({"ids": torch.tensor([1, 2]), "text": "hi"}, "prompt 'p0'")
+    >>> stored.json, stored.value()["ids"].tolist()
+    (b'{"ids":{"__tensor__":0},"text":"hi"}', [1, 2])
+    """
+
+    json: bytes
+    tensors: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    digest: str = ""
+
+    @classmethod
+    def of(cls, value: Any, what: str) -> Self:
+        """Copy a value.
+
+        Args:
+            value: JSON values and dense tensors, nested at will.
+            what: What it belongs to, for messages.
+
+        Raises:
+            PayloadTypeError: If something else is in it; names the first such thing and where it is.
+        """
+        tensors: list[torch.Tensor] = []
+        try:
+            json = canonical_json(_without_tensors(value, tensors, what, ""))
+        except IdentityValueError as error:
+            raise PayloadTypeError(what, str(error)) from None
+        return cls(json, tuple(tensors), _digest(json, tensors))
+
+    def value(self) -> Any:
+        """Build the value again; it shares nothing with this one."""
+        return _with_tensors(orjson.loads(self.json), self.tensors)
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.is_nested or value.layout != torch.strided:
+            raise PayloadTypeError(what, f"{path or '<root>'} is a tensor that is not dense")
+        tensors.append(value.detach().to("cpu", copy=True).contiguous())
+        return {_TENSOR: len(tensors) - 1}
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        if _TENSOR in items:
+            raise PayloadTypeError(what, f"{path or '<root>'} has the key {_TENSOR!r}, which stands for a tensor")
+        return {key: _without_tensors(item, tensors, what, f"{path}.{key}") for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        sequence = cast("list[Any]", value)
+        return [_without_tensors(item, tensors, what, f"{path}[{at}]") for at, item in enumerate(sequence)]
+    return value
+
+
+def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value)
+        if _TENSOR in items:
+            number: int = items[_TENSOR]
+            return tensors[number].clone()
+        return {key: _with_tensors(item, tensors) for key, item in items.items()}
+    if isinstance(value, list):
+        return [_with_tensors(item, tensors) for item in cast("list[Any]", value)]
+    return value
+
+
+def _digest(json: bytes, tensors: list[torch.Tensor]) -> str:
+    digest = hashlib.sha256(json)
+    for tensor in tensors:
+        digest.update(f"\n{tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
