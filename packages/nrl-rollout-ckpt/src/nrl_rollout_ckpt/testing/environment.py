@@ -17,7 +17,7 @@ from nrl_interfaces.rollout import EnvironmentEpisode, LiveCut, RestoredEnvironm
 from nrl_rollout_ckpt.state.completion import run_to_end
 
 Hook = Callable[[str, str], Awaitable[None]]
-"""Awaited as ``hook(step, instance_id)`` at the steps of a snapshot, "prepare", "commit", "resume", and at "restore"."""
+"""Awaited as ``hook(step, instance_id)`` at a snapshot's "prepare", "commit" and "resume", and at "restore"."""
 
 
 @dataclass
