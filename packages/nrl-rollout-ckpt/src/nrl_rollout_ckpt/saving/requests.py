@@ -1,0 +1,98 @@
+"""Snapshots that somebody asked for, from any thread, and that wait for the pump."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
+
+
+class PumpEndedError(RuntimeError):
+    """Raised by a request that no snapshot will answer any more.
+
+    Attributes:
+        reason: What the request was for.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the snapshot requested for {self.reason!r} was not taken: the snapshot pump has ended; request it while "
+            "`run()` runs, or call `save_snapshot(force=True)`"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotRequest:
+    """One wish for a snapshot.
+
+    Attributes:
+        reason: What it is for.
+        stop: Whether the run is to stop after it.
+        future: Gets the result.
+    """
+
+    reason: str
+    stop: bool
+    future: Future[RolloutCheckpointSaveResult] = field(default_factory=Future[RolloutCheckpointSaveResult])
+
+
+class SnapshotRequests:
+    """The requests that wait; each method may be called from any thread.
+
+    Args:
+        wake: Called after each new one, in its thread.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._waiting: list[SnapshotRequest] = []
+        self._ended = False
+
+    def add(self, reason: str, *, stop: bool) -> Future[RolloutCheckpointSaveResult]:
+        """Let a request wait; its future gets `PumpEndedError` where no pump will look any more."""
+        request = SnapshotRequest(reason, stop)
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._waiting.append(request)
+        if ended:
+            request.future.set_exception(PumpEndedError(reason))
+        else:
+            self._wake()
+        return request.future
+
+    @property
+    def waiting(self) -> tuple[SnapshotRequest, ...]:
+        """Those that wait, in the order in which they came; cancelled ones are dropped."""
+        with self._lock:
+            self._waiting = [request for request in self._waiting if not request.future.cancelled()]
+            return tuple(self._waiting)
+
+    def answer(
+        self, requests: tuple[SnapshotRequest, ...], result: RolloutCheckpointSaveResult | BaseException
+    ) -> None:
+        """Give these requests what came of their snapshot."""
+        with self._lock:
+            self._waiting = [request for request in self._waiting if request not in requests]
+        for request in requests:
+            if not request.future.set_running_or_notify_cancel():
+                continue
+            if isinstance(result, BaseException):
+                request.future.set_exception(result)
+            else:
+                request.future.set_result(result)
+
+    def end(self) -> None:
+        """Refuse those that wait, and all that come later."""
+        with self._lock:
+            self._ended = True
+        for request in self.waiting:
+            self.answer((request,), PumpEndedError(request.reason))
