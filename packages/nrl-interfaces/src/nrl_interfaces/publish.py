@@ -9,6 +9,9 @@ the target; then its folder is fsynced. So a crash leaves one of these states an
 | `.partial`, torn or whole | the old file, or none | writes the `.partial` anew |
 | no `.partial`, renamed | the new file | nothing is left to do |
 
+A folder is filled under another name and renamed when every byte and every name in it was fsynced, so its own name is
+there only when all of it is.
+
 POSIX promises little about power cuts: what fsync means depends on system, file system and device (on macOS it
 does not empty the drive's own cache). Against what gets past it the digests of the manifests stand.
 """
@@ -116,6 +119,85 @@ def make_folder(path: Path, ops: FileOps) -> None:
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is a file: a folder is needed there") from None
     ops.fsync_folder(path.parent)
+
+
+def publish_folder(temporary: Path, final: Path, ops: FileOps) -> None:
+    """Make a folder and everything in it durable, then give it the name under which it is looked for.
+
+    Both names have to be on one file system. A crash or an error leaves the folder whole under one of the two names;
+    only when the last operation fails, the fsync of ``final.parent``, it is already `final`.
+
+    Args:
+        temporary: The folder, filled; nobody writes in it any more.
+        final: Its name from now on.
+        ops: The operations on files.
+
+    Raises:
+        FileExistsError: Something is at `final`.
+        NotADirectoryError: `temporary` is a file or a symlink.
+        ValueError: Something in it is neither a regular file nor a folder; what a link points at can't be made
+            durable with it.
+        OSError: The disk refused.
+        RuntimeError: On Windows.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> make_folder(folder / "tmp_snapshot" / "data", FileOps())
+    >>> publish_folder(folder / "tmp_snapshot", folder / "snapshot", FileOps())
+    >>> [path.name for path in folder.rglob("*")]
+    ['snapshot', 'data']
+    """
+    refuse_windows(sys.platform)
+    if os.path.lexists(final):
+        raise FileExistsError(f"{final} is there already: a folder is published under a new name")
+    _sync_tree(temporary, ops)
+    ops.rename(temporary, final)
+    ops.fsync_folder(final.parent)
+
+
+def _sync_tree(folder: Path, ops: FileOps) -> None:
+    """Fsync what is in `folder`, from the bottom up, and then its names."""
+    for entry in _entries(folder):
+        path = folder / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            _sync_tree(path, ops)
+        elif entry.is_file(follow_symlinks=False):
+            fd = ops.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                ops.fsync(fd)
+            finally:
+                os.close(fd)
+        else:
+            raise ValueError(f"{path} is neither a regular file nor a folder: only these can be published")
+    ops.fsync_folder(folder)
+
+
+def remove_folder(path: Path, ops: FileOps) -> None:
+    """Remove a folder and everything in it, from the bottom up; what is already gone is left aside.
+
+    A symlink in it is removed, what it points at stays. A crash or an error leaves a part of the folder, which the
+    next call removes: where somebody looks for the folder by its name, rename it first.
+
+    Raises:
+        NotADirectoryError: `path` is a file or a symlink.
+        OSError: The disk refused.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for entry in _entries(path):
+            child = path / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                remove_folder(child, ops)
+            else:
+                remove([child], ops)
+        ops.rmdir(path)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """List a folder by name; a symlink to one is refused, since what it points at belongs to somebody else."""
+    if folder.is_symlink():
+        raise NotADirectoryError(f"{folder} is a symlink: the folder itself is needed")
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
 
 
 def refuse_windows(platform: str) -> None:
