@@ -121,6 +121,10 @@ class DataPlaneCheckpointBarrier:
         """How many mutations have ended, those that raised too."""
         return self._mutation_version
 
+    def is_in_section(self, task: asyncio.Task[object] | None) -> bool:
+        """Whether this task is in a section, or waits for one."""
+        return task in self._holders
+
     @contextlib.asynccontextmanager
     async def mutation(self, kind: MutationKind = "other") -> AsyncGenerator[DataPlaneMutationCut]:
         """Be in a section together with other mutations.

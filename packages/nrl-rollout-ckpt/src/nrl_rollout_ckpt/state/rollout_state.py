@@ -184,6 +184,7 @@ class CapturedRolloutState:
         mutation_version: The barrier's.
         data_plane_view: The frozen plane, to be written later; None where it is not saved or was written in the cut.
         data_plane_seconds: How long writing the plane inside of the cut took, in seconds.
+        teacher_states: Which teachers tagged the rows; None where nobody says so.
     """
 
     kind: CheckpointKind
@@ -208,6 +209,7 @@ class CapturedRolloutState:
     mutation_version: int = 0
     data_plane_view: DataPlaneView | None = None
     data_plane_seconds: float = 0.0
+    teacher_states: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
