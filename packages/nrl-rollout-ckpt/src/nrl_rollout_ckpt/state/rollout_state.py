@@ -239,6 +239,7 @@ class ResumeSource:
         sampler_dispatch_index: The sampler's cursor, from `path`; None where none was saved.
         skipped: Newer snapshots that were passed over.
         warnings: What a person should know.
+        verified: Whether every file of `path` was compared with the manifest's digests; restoring does it otherwise.
     """
 
     anchor: Path | None = None
@@ -250,3 +251,4 @@ class ResumeSource:
     sampler_dispatch_index: int | None = None
     skipped: tuple[SkippedSnapshot, ...] = ()
     warnings: tuple[str, ...] = ()
+    verified: bool = False
