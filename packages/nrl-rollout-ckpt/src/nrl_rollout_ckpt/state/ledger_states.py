@@ -50,10 +50,13 @@ class PromptGroupStatus(StrEnum):
 
 
 class PromptGroupEvent(StrEnum):
-    """What moves a status."""
+    """What moves a status, or is allowed in some of them only."""
 
+    DISPATCH = "dispatch"
+    SEAL = "seal"
     ALL_SEALED = "all_sealed"
-    START_OVER = "start_over"
+    ABANDON_UNSEALED = "abandon_unsealed"
+    RETRY = "retry"
     FINALIZE = "finalize"
     FINALIZE_FAILED = "finalize_failed"
     FINALIZE_UNANSWERED = "finalize_unanswered"
@@ -64,12 +67,16 @@ GROUP_STATUSES = TransitionTable(
     "the status of a prompt group",
     PromptGroupStatus.GENERATING,
     {
+        (_STATUS.GENERATING, _EVENT.DISPATCH): _STATUS.GENERATING,
+        (_STATUS.GENERATING, _EVENT.SEAL): _STATUS.GENERATING,
         (_STATUS.GENERATING, _EVENT.ALL_SEALED): _STATUS.READY_TO_FINALIZE,
-        (_STATUS.GENERATING, _EVENT.START_OVER): _STATUS.GENERATING,
-        (_STATUS.READY_TO_FINALIZE, _EVENT.START_OVER): _STATUS.GENERATING,
+        (_STATUS.GENERATING, _EVENT.ABANDON_UNSEALED): _STATUS.GENERATING,
+        (_STATUS.GENERATING, _EVENT.RETRY): _STATUS.GENERATING,
+        (_STATUS.READY_TO_FINALIZE, _EVENT.ABANDON_UNSEALED): _STATUS.READY_TO_FINALIZE,
         (_STATUS.READY_TO_FINALIZE, _EVENT.FINALIZE): _STATUS.FINALIZING,
         (_STATUS.FINALIZING, _EVENT.FINALIZE_FAILED): _STATUS.READY_TO_FINALIZE,
         (_STATUS.FINALIZING, _EVENT.FINALIZE_UNANSWERED): _STATUS.FINALIZATION_UNKNOWN,
+        (_STATUS.FINALIZATION_UNKNOWN, _EVENT.FINALIZE): _STATUS.FINALIZING,  # again, after a look at the rows
     },
 )
 

@@ -9,6 +9,8 @@ import orjson
 import torch
 from nrl_interfaces.identity import IdentityValueError, canonical_json
 
+from nrl_rollout_ckpt.state.records import Prompt, SavedPrompt
+
 _TENSOR: Final = "__tensor__"
 
 
@@ -68,9 +70,43 @@ class StoredValue:
             raise PayloadTypeError(what, str(error)) from None
         return cls(json, tuple(tensors), _digest(json, tensors))
 
+    @classmethod
+    def restored(cls, json: bytes, tensors: Sequence[torch.Tensor], digest: str) -> Self:
+        """Take up a value that was saved.
+
+        Raises:
+            ValueError: If it is not what was saved: the digest differs.
+        """
+        if (found := _digest(json, tensors)) != digest:
+            raise ValueError(f"the digest of the value is {found}, and was {digest} when it was saved")
+        return cls(json, tuple(tensors), digest)
+
     def value(self) -> Any:
         """Build the value again; it shares nothing with this one."""
         return _with_tensors(orjson.loads(self.json), self.tensors)
+
+
+def saved_prompt(prompt: Prompt, *, whole: bool) -> SavedPrompt:
+    """Give a prompt as a snapshot keeps it.
+
+    Args:
+        prompt: The prompt.
+        whole: Whether the prompt itself is kept, since its source can't find it again by its reference.
+
+    Raises:
+        PayloadTypeError: If its payload can't be saved.
+    """
+    stored = StoredValue.of(prompt.payload, f"prompt {prompt.ref.sample_id!r}")
+    return SavedPrompt(prompt.ref, stored.digest, stored if whole else None, prompt.task_source)
+
+
+def prompt_digest(payload: Any, what: str) -> str:
+    """Give the `SavedPrompt.digest` of a prompt's payload.
+
+    Raises:
+        PayloadTypeError: If it can't be saved.
+    """
+    return StoredValue.of(payload, what).digest
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: str) -> Any:
@@ -102,7 +138,7 @@ def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return value
 
 
-def _digest(json: bytes, tensors: list[torch.Tensor]) -> str:
+def _digest(json: bytes, tensors: Sequence[torch.Tensor]) -> str:
     digest = hashlib.sha256(json)
     for tensor in tensors:
         digest.update(f"\n{tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -154,11 +154,13 @@ class SiblingSealResult:
         result: The generation (JSON values and dense tensors), saved with the ledger until the group is complete.
         reward: Its reward, a finite number.
         mask_sample: Whether training leaves it out.
+        rollout_id: The attempt that it is of, so that a late result of a former one is refused; None: the current one.
     """
 
     result: Any
     reward: float
     mask_sample: bool = False
+    rollout_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
