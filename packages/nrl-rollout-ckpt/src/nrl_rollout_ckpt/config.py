@@ -2,13 +2,13 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from nrl_rollout_ckpt.state.ledger_states import RecoveryGranularity, RecoveryTargetLevel
 
-__all__ = ["RolloutCheckpointConfig"]
+__all__ = ["RolloutCheckpointConfig", "check_excluded_paths"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RolloutCheckpointConfig:
         _check("restore_buffer", self.restore_buffer, "True or False", isinstance(self.restore_buffer, bool))
         grace = self.deadline_grace_s
         _check("deadline_grace_s", grace, "seconds from 0", _is_span(grace) or grace == 0)
-        _check_paths(self.extra_fingerprint_excluded_paths)
+        check_excluded_paths(self.extra_fingerprint_excluded_paths)
         object.__setattr__(self, "extra_fingerprint_excluded_paths", tuple(self.extra_fingerprint_excluded_paths))
         object.__setattr__(self, "default_granularity", RecoveryGranularity(self.default_granularity))
         by_source = {source: RecoveryGranularity(value) for source, value in self.granularity_by_task_source.items()}
@@ -107,7 +107,12 @@ def _is_span(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
-def _check_paths(paths: tuple[str, ...]) -> None:
+def check_excluded_paths(paths: Sequence[str]) -> None:
+    """Refuse dotpaths that name nothing, or everything.
+
+    Raises:
+        ValueError: One is empty, padded with blanks, has an empty segment, or is a bare ``*`` or ``**``.
+    """
     for path in paths:
         segments = path.split(".") if isinstance(path, str) else []
         bare = path in ("*", "**")
