@@ -41,6 +41,7 @@ __all__ = [
     "leftovers",
     "list_snapshots",
     "prepare_snapshot_paths",
+    "snapshot_entries",
     "snapshot_number",
     "snapshots_folder",
     "step_folders",
@@ -118,15 +119,21 @@ def step_folders(checkpoint_dir: Path) -> dict[int, Path]:
 
 def list_snapshots(anchor: Path) -> list[Path]:
     """The snapshots of an anchor, complete or not, the newest first; symbolic links are none."""
-    paths = [path for path in _folders(snapshots_folder(anchor)) if not path.is_symlink()]
-    return sorted((path for path in paths if snapshot_number(path.name) is not None), key=_number, reverse=True)
+    return [path for path in snapshot_entries(anchor) if path.name.startswith("snapshot_") and _is_folder(path)]
 
 
 def leftovers(anchor: Path) -> list[Path]:
     """Folders of snapshots that were never published, or whose removal has begun, the newest first."""
-    paths = [path for path in _folders(snapshots_folder(anchor)) if not path.is_symlink()]
-    found = (path for path in paths if path.name.startswith(("tmp_", "trash_")))
-    return sorted((path for path in found if _number(path) >= 0 and _is_exact(path.name)), key=_number, reverse=True)
+    return [path for path in snapshot_entries(anchor) if not path.name.startswith("snapshot_") and _is_folder(path)]
+
+
+def snapshot_entries(anchor: Path) -> list[Path]:
+    """Whatever has the name of a snapshot, also ``tmp_`` and ``trash_``, the newest first."""
+    try:
+        paths = list(snapshots_folder(anchor).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((path for path in paths if _is_exact(path.name)), key=_number, reverse=True)
 
 
 def prepare_snapshot_paths(anchor: Path, ops: FileOps) -> SnapshotPaths:
@@ -169,6 +176,10 @@ def _folders(path: Path) -> list[Path]:
         return [child for child in path.iterdir() if child.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _number(path: Path) -> int:

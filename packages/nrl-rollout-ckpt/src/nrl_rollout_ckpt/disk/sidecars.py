@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final
 
 import orjson
 from nrl_interfaces.fileops import WRITE_NEW, FileOps, OutputFile
@@ -13,6 +13,7 @@ from nrl_interfaces.rollout import EnvironmentEpisode
 
 from nrl_rollout_ckpt.disk import torch_files
 from nrl_rollout_ckpt.disk.digests import digest_of_bytes
+from nrl_rollout_ckpt.disk.json_file import FORMAT, JsonFile, SidecarError
 from nrl_rollout_ckpt.disk.layout import (
     ENVIRONMENT_EPISODES,
     PROMPT_SOURCE,
@@ -22,8 +23,9 @@ from nrl_rollout_ckpt.disk.layout import (
     RESERVE,
     RESULTS,
 )
-from nrl_rollout_ckpt.disk.manifest import NewerFormatError, RolloutSnapshotManifest, refuse_newer_format
+from nrl_rollout_ckpt.disk.manifest import NewerFormatError, RolloutSnapshotManifest
 from nrl_rollout_ckpt.disk.torch_files import Tensors
+from nrl_rollout_ckpt.disk.upstream import refuse_upstream_files
 from nrl_rollout_ckpt.state.record_codec import (
     decode_group,
     decode_prompt,
@@ -36,71 +38,15 @@ from nrl_rollout_ckpt.state.records import PromptGroupRecoveryRecord, ReplayGrou
 from nrl_rollout_ckpt.state.rollout_state import CapturedRolloutState
 
 __all__ = [
-    "UPSTREAM_FILES",
     "RestoredSidecars",
     "SidecarError",
     "Sidecars",
-    "UpstreamFormatError",
     "read_sidecars",
-    "refuse_upstream_files",
     "serialize",
     "write_sidecars",
 ]
 
-FORMAT: Final = 1
 STORAGE: Final = "data_plane_checkpoint"
-UPSTREAM_FILES: Final = (
-    "replay_buffer_metadata.pt",
-    "rollout_recovery.pt",
-    "replay_buffer.pt",
-    "replacement_reserve.pt",
-)
-
-
-class SidecarError(ValueError):
-    """Raised when a file of a snapshot does not hold what it should.
-
-    Attributes:
-        path: The file.
-        problem: What is wrong with it.
-    """
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
-
-    def __str__(self) -> str:
-        return f"{self.path} can't be restored: {self.problem}"
-
-
-class UpstreamFormatError(ValueError):
-    """Raised for a folder that NeMo RL itself wrote.
-
-    Attributes:
-        folder: The folder.
-        name: The file that tells.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder, name)
-        self.folder, self.name = folder, name
-
-    def __str__(self) -> str:
-        return (
-            f"{self.folder} holds {self.name}, rollout state in NeMo RL's own format, which nrl-rollout-ckpt does not"
-            " read: go on with NeMo RL, or start with restore_mode='fresh' or another checkpoint folder"
-        )
-
-
-def refuse_upstream_files(folder: Path) -> None:
-    """Refuse a folder with rollout state of NeMo RL's own, whose prompts would be lost in silence.
-
-    Raises:
-        UpstreamFormatError: It is one.
-    """
-    for name in UPSTREAM_FILES:
-        if (folder / name).exists():
-            raise UpstreamFormatError(folder, name)
 
 
 # ---- Saving ----
@@ -263,7 +209,7 @@ def read_sidecars(folder: Path, manifest: RolloutSnapshotManifest) -> RestoredSi
     if PROMPT_SOURCE not in names:
         raise SidecarError(folder / PROMPT_SOURCE, "the manifest does not name it")
     read["prompt_source_state"] = torch_files.read(folder / PROMPT_SOURCE)
-    readers: dict[str, Callable[[_Json], dict[str, Any]]] = {
+    readers: dict[str, Callable[[JsonFile], dict[str, Any]]] = {
         REPLAY_INDEX: lambda file: _read_replay_index(file, prompts),
         RECOVERY: lambda file: _read_recovery(file, prompts, results),
         RESERVE: lambda file: {
@@ -282,44 +228,9 @@ def read_sidecars(folder: Path, manifest: RolloutSnapshotManifest) -> RestoredSi
     return RestoredSidecars(**read)
 
 
-class _Json:
-    """The fields of a JSON file, each taken once, none left over."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.data = path, path.read_bytes()
-        content = orjson.loads(self.data)
-        if not isinstance(content, dict):
-            self.fail(f"it holds {type(content).__name__}; allowed: an object")
-        self._fields = cast("dict[str, Any]", content)
-        refuse_newer_format(str(path), self._fields.pop("schema_version", None), (FORMAT,))
-
-    def take(self, name: str, kind: type[Any]) -> Any:
-        if name not in self._fields:
-            self.fail(f"{name} is missing")
-        value = self._fields.pop(name)
-        if type(value) is not kind:
-            self.fail(f"{name} is {value!r}; allowed: {kind.__name__}")
-        return value
-
-    def take_count(self, name: str) -> int:
-        return self.require_count(name, self.take(name, int))
-
-    def require_count(self, name: str, value: Any) -> int:
-        if type(value) is not int or value < 0:
-            self.fail(f"{name} is {value!r}; allowed: an int from 0")
-        return value
-
-    def end(self) -> None:
-        if self._fields:
-            self.fail(f"{min(self._fields)} is no field of it")
-
-    def fail(self, problem: str) -> NoReturn:
-        raise SidecarError(self.path, problem)
-
-
-def _read_json(path: Path, reader: Callable[[_Json], dict[str, Any]]) -> dict[str, Any]:
+def _read_json(path: Path, reader: Callable[[JsonFile], dict[str, Any]]) -> dict[str, Any]:
     try:
-        file = _Json(path)
+        file = JsonFile(path)
         values = reader(file)
         file.end()
     except (SidecarError, NewerFormatError, OSError):
@@ -329,7 +240,7 @@ def _read_json(path: Path, reader: Callable[[_Json], dict[str, Any]]) -> dict[st
     return values
 
 
-def _read_replay_index(file: _Json, prompts: Tensors) -> dict[str, Any]:
+def _read_replay_index(file: JsonFile, prompts: Tensors) -> dict[str, Any]:
     groups: list[Any] = file.take("groups", list)
     storage, digest = file.take("storage", str), file.take("manifest_digest", str)
     if storage != STORAGE:
@@ -344,7 +255,7 @@ def _read_replay_index(file: _Json, prompts: Tensors) -> dict[str, Any]:
     }
 
 
-def _read_recovery(file: _Json, prompts: Tensors, results: Tensors) -> dict[str, Any]:
+def _read_recovery(file: JsonFile, prompts: Tensors, results: Tensors) -> dict[str, Any]:
     groups: list[Any] = file.take("groups", list)
     shortfall: dict[str, Any] = file.take("batch_shortfall", dict)
     dropped: list[Any] = file.take("dropped", list)

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,12 +20,23 @@ from nrl_interfaces.publish import make_folder, publish, publish_folder, remove_
 from nrl_rollout_ckpt.disk.layout import CONFIG, TRAINING_INFO, step_folders, step_of
 from nrl_rollout_ckpt.disk.trash import TRASH, move_to_trash, remove_leftover
 
-__all__ = ["CheckpointManager"]
+__all__ = ["CheckpointManager", "config_yaml"]
 
 _TMP: Final = "tmp_"
 _OLD: Final = "old_"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Finalization:
+    """A checkpoint on its way: what is published, by which thread, and what went wrong."""
+
+    folder: Path
+    step: int
+    wait_fn: Callable[[], object] | None
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    error: BaseException | None = None
 
 
 class CheckpointManager:
@@ -34,7 +46,7 @@ class CheckpointManager:
     there already makes way as ``old_step_<N>``, which counts as ``step_<N>`` as long as that is missing: at every
     moment one of the two is complete. One process at a time may write; reading changes nothing.
 
-    Meets `nrl_interfaces.rollout.TrainerCheckpoints`. Its methods are called from one thread, `protect` from any.
+    Meets `nrl_interfaces.rollout.TrainerCheckpoints`. One thread saves; waiting and `protect` are for any thread.
 
     Args:
         checkpoint_dir: The folder; made when it is missing.
@@ -62,10 +74,9 @@ class CheckpointManager:
         self._checkpoint_dir = Path(checkpoint_dir)
         self._keep_latest_k = keep_latest_k
         self._ops = ops or FileOps()
-        self._pending: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._pending: _Finalization | None = None
         self._protected: Counter[int] = Counter()
-        self._protection = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -117,7 +128,7 @@ class CheckpointManager:
         if type(step) is not int or step < 0:
             raise ValueError(f"step is {step!r}; allowed: an int from 0")
         written_info = json.dumps(dict(info), indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
-        written_config = yaml.safe_dump(_plain(redact(config)), sort_keys=False).encode()
+        written_config = config_yaml(config)
         self.finalize_pending()
         make_folder(self._checkpoint_dir, self._ops)
         folder = self._checkpoint_dir / f"{_TMP}step_{step}"
@@ -143,16 +154,18 @@ class CheckpointManager:
         if step is None or folder.parent != self._checkpoint_dir or not folder.is_dir():
             raise ValueError(f"{folder} can't be published; allowed: the folder that init_tmp_checkpoint gave")
         self.finalize_pending()
-        thread = threading.Thread(
-            target=self._finalize, args=(folder, step, wait_fn), name=f"finalize step_{step}", daemon=True
+        pending = _Finalization(folder, step, wait_fn)
+        pending.thread = threading.Thread(
+            target=self._finalize, args=(pending,), name=f"finalize step_{step}", daemon=True
         )
-        thread.start()
-        self._pending = thread
+        pending.thread.start()
+        self._pending = pending
 
     @property
     def has_pending_finalization(self) -> bool:
         """Whether a checkpoint is being published now."""
-        return self._pending is not None and self._pending.is_alive()
+        pending = self._pending
+        return pending is not None and pending.thread.is_alive()
 
     def finalize_pending(self) -> None:
         """Wait until the checkpoint under way is durable.
@@ -160,10 +173,14 @@ class CheckpointManager:
         Raises:
             RuntimeError: It failed; raised once.
         """
-        if self._pending is not None:
-            self._pending.join()
-            self._pending = None
-        error, self._error = self._error, None
+        pending = self._pending
+        if pending is None:
+            return
+        pending.thread.join()
+        with self._lock:  # of several that waited, one raises
+            error, pending.error = pending.error, None
+            if self._pending is pending:
+                self._pending = None
         if error is not None:
             raise RuntimeError(f"a trainer checkpoint was not published: {error}") from error
 
@@ -177,23 +194,23 @@ class CheckpointManager:
 
         Whether the checkpoint is there has to be looked up within the block.
         """
-        with self._protection:
+        with self._lock:
             self._protected[step] += 1
         try:
             yield
         finally:
-            with self._protection:
+            with self._lock:
                 self._protected[step] -= 1
 
     # ---- In the background ----
 
-    def _finalize(self, folder: Path, step: int, wait_fn: Callable[[], object] | None) -> None:
+    def _finalize(self, pending: _Finalization) -> None:
         try:
-            if wait_fn is not None:
-                wait_fn()
-            self._publish(folder, step)
+            if pending.wait_fn is not None:
+                pending.wait_fn()
+            self._publish(pending.folder, pending.step)
         except BaseException as error:  # noqa: BLE001 - it is raised where the next save or the end of the run waits
-            self._error = error
+            pending.error = error
             return
         try:
             self._prune()
@@ -224,10 +241,15 @@ class CheckpointManager:
         if path.name.startswith(TRASH):
             remove_leftover(path, self._ops)
             return
-        with self._protection:  # between the look and the rename nobody may begin to write in it
+        with self._lock:  # between the look and the rename nobody may begin to write in it
             trash = None if self._protected[step] else move_to_trash(path, self._ops)
         if trash is not None:
             remove_leftover(trash, self._ops)
+
+
+def config_yaml(config: Mapping[str, Any]) -> bytes:
+    """Write a run's config as it stands in ``config.yaml``: for people, without its secrets."""
+    return yaml.safe_dump(_plain(redact(config)), sort_keys=False).encode()
 
 
 def _step_left_over(name: str) -> int | None:
