@@ -5,38 +5,28 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from nrl_interfaces.metrics import emit
-from nrl_interfaces.rollout import EnvironmentEpisode, RestoredEnvironmentRollouts
+from nrl_interfaces.rollout import RestoredEnvironmentRollouts
 
 from nrl_rollout_ckpt.disk.layout import DATA_PLANE, ENVIRONMENT
-from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, manifest_name, read_manifest, verify_files
-from nrl_rollout_ckpt.disk.sidecars import RestoredSidecars, read_sidecars
 from nrl_rollout_ckpt.restore_checks import (
     PromptChangedError,
     RestoreCheckError,
-    check_counts,
-    check_manifest,
-    check_partition,
     check_parts_are_new,
     check_progress,
-    check_sampler,
-    check_sizes,
-    find_prompts,
     has_folder,
 )
+from nrl_rollout_ckpt.restore_plan import RestorePlan, as_recorded, make_plan, read_recovery_sidecar
 from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut
 from nrl_rollout_ckpt.state.completion import in_thread, run_to_end
 from nrl_rollout_ckpt.state.inventory import validate_replay_inventory
-from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger, reserved_group
-from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
-from nrl_rollout_ckpt.state.records import Prompt, PromptGroupRecoveryRecord, ReplayGroup, SavedPrompt
-from nrl_rollout_ckpt.state.replay_index import ReplayIndex
+from nrl_rollout_ckpt.state.ledger_states import RolloutAttemptStatus
+from nrl_rollout_ckpt.state.records import ReplayGroup
 from nrl_rollout_ckpt.state.rollout_state import (
-    CheckpointKind,
     ResumeSource,
     RolloutParts,
     SkippedSnapshot,
@@ -77,37 +67,6 @@ class RestoreIncompleteError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class RestorePlan:
-    """What `RolloutRestorer.check` has read and found to fit.
-
-    Attributes:
-        source: What is restored.
-        manifest: Its manifest; None where there is no rollout state.
-        saved: All that was read; None likewise.
-        replay_groups: The groups for the replay index.
-        generated_anew: Complete groups that are not restored, since `restore_buffer` is False.
-        ledger_groups: The groups for the ledger, `generated_anew` among them, each with its prompt.
-        canonical_group_ids: Groups that the saved ledger and the index both had; the index has them.
-        next_admission_id: The ledger's next batch number.
-        reserve: The replacement reserve.
-        episodes: What the environment is to take up.
-        seconds: How long the check took.
-    """
-
-    source: ResumeSource
-    manifest: RolloutSnapshotManifest | None = None
-    saved: RestoredSidecars | None = None
-    replay_groups: tuple[ReplayGroup, ...] = ()
-    generated_anew: tuple[ReplayGroup, ...] = ()
-    ledger_groups: tuple[PromptGroupRecoveryRecord, ...] = ()
-    canonical_group_ids: tuple[str, ...] = ()
-    next_admission_id: int = 0
-    reserve: tuple[tuple[Prompt, SavedPrompt], ...] = field(default=(), repr=False)
-    episodes: tuple[EnvironmentEpisode, ...] = ()
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class RestoreReport:
     """What was restored.
 
@@ -142,20 +101,6 @@ class RestoreReport:
     warnings: tuple[str, ...] = ()
 
 
-def read_recovery_sidecar(path: Path, kind: CheckpointKind) -> tuple[RolloutSnapshotManifest, RestoredSidecars]:
-    """Verify and read what stands beside the data plane in a snapshot or a trainer checkpoint.
-
-    Args:
-        path: The folder.
-        kind: What wrote it.
-
-    Raises:
-        RestoreCheckError: If a file is missing or damaged.
-        ValueError: If the manifest, or what a file says, is not allowed.
-    """
-    return _read(path, kind, digests=True)
-
-
 class RolloutRestorer(_UsesRolloutParts):
     """Takes a new run to where a snapshot was.
 
@@ -186,7 +131,9 @@ class RolloutRestorer(_UsesRolloutParts):
         """
         check_parts_are_new(self._parts)
         check_progress(source, self._progress)
-        return await in_thread(self._check, source)
+        started = self._clock.monotonic()
+        plan = await in_thread(make_plan, self._parts, source, self._new_id)
+        return replace(plan, seconds=self._clock.monotonic() - started)
 
     async def apply(self, plan: RestorePlan) -> RestoreReport:
         """Restore every part; a cancellation waits until all of them are.
@@ -197,93 +144,6 @@ class RolloutRestorer(_UsesRolloutParts):
         """
         check_parts_are_new(self._parts)
         return await run_to_end(self._apply(plan))
-
-    # ---- Checking ----
-
-    def _check(self, source: ResumeSource) -> RestorePlan:
-        started = self._clock.monotonic()
-        if source.path is None or source.kind is None:
-            return RestorePlan(source)
-        manifest, saved = _read(source.path, source.kind, digests=not source.verified)
-        check_manifest(source, manifest)
-        check_counts(source.path, manifest, saved)
-        check_partition(source.path, saved, self._partition_id)
-        check_sampler(source.path, manifest, saved, self._sampler)
-        check_sizes(source.path, saved, self._replay_index, restore_buffer=self._config.restore_buffer)
-        plan = self._divided(source, saved, manifest)
-        plan = self._with_prompts(plan, source.path)
-        plan = self._with_episodes(plan, saved)
-        return replace(plan, seconds=self._clock.monotonic() - started)
-
-    def _divided(
-        self, source: ResumeSource, saved: RestoredSidecars, manifest: RolloutSnapshotManifest
-    ) -> RestorePlan:
-        """Give each group to the index or to the ledger; what is in both is the index's."""
-        indexed, recorded = tuple(saved.replay_groups or ()), tuple(saved.ledger_groups or ())
-        canonical = {group.group_id for group in indexed}
-        in_both = tuple(group.group_id for group in recorded if group.group_id in canonical)
-        ledger_groups = [group for group in recorded if group.group_id not in canonical]
-        anew = () if self._config.restore_buffer else indexed
-        admission_id = saved.next_admission_id
-        for group in anew:
-            ledger_groups.append(self._to_generate_anew(group, admission_id, source.trainer_version))
-            admission_id += 1
-        return RestorePlan(
-            source,
-            manifest,
-            saved,
-            replay_groups=indexed if self._config.restore_buffer else (),
-            generated_anew=anew,
-            ledger_groups=tuple(ledger_groups),
-            canonical_group_ids=in_both,
-            next_admission_id=admission_id,
-        )
-
-    def _to_generate_anew(self, group: ReplayGroup, admission_id: int, trainer_version: int) -> PromptGroupRecoveryRecord:
-        """Admitted as it was: the sampler's cursor, which is restored too, counts its batch already."""
-        reserved = reserved_group(
-            group.prompt,
-            admission_id=admission_id,
-            expected_generations=len(group.sample_ids),
-            granularity=self._config.granularity_of(group.prompt.task_source),
-            restore_level=self._config.target_level,
-            new_id=self._new_id,
-        )
-        return replace(
-            reserved,
-            group_id=group.group_id,
-            phase=PromptGroupPhase.ADMITTED,
-            target_step=group.target_step,
-            start_weight_version=trainer_version,
-        )
-
-    def _with_prompts(self, plan: RestorePlan, path: Path) -> RestorePlan:
-        reserve = plan.saved.reserve if plan.saved else ()
-        wanted = [*(group.prompt for group in plan.ledger_groups), *reserve]
-        payloads = find_prompts(path, wanted, self._prompt_source)
-        return replace(
-            plan,
-            ledger_groups=tuple(
-                replace(group, runtime_prompt=payloads[group.prompt.digest]) for group in plan.ledger_groups
-            ),
-            reserve=tuple(
-                (Prompt(saved.ref, payloads[saved.digest], saved.task_source), saved) for saved in reserve
-            ),
-        )
-
-    def _with_episodes(self, plan: RestorePlan, saved: RestoredSidecars) -> RestorePlan:
-        """Try ledger and index in new ones, with the episodes that the snapshot has and the ledger can go on with."""
-        cut = DataPlaneMutationCut("recovery_restore")
-        index = ReplayIndex(self._replay_index.capacity, self._replay_index.group_size)
-        index.load(cut, plan.replay_groups)
-        ledger = RolloutRecoveryLedger()
-        ledger.load_groups(cut, plan.ledger_groups, plan.next_admission_id)
-        active = set(ledger.active_episodes())
-        episodes = tuple(episode for episode in saved.environment_episodes or () if episode in active)
-        ledger.prepare_for_restart(cut, RestoredEnvironmentRollouts(episodes), self._new_id)
-        return replace(plan, episodes=episodes)
-
-    # ---- Applying ----
 
     async def _apply(self, plan: RestorePlan) -> RestoreReport:
         started = self._clock.monotonic()
@@ -310,9 +170,9 @@ class RolloutRestorer(_UsesRolloutParts):
         self, plan: RestorePlan, cut: DataPlaneMutationCut
     ) -> Sequence[tuple[str, Callable[[], Awaitable[None]]]]:
         async def data_plane() -> None:
-            if plan.manifest and plan.saved and plan.saved.replay_groups is not None:
-                if has_folder(plan.manifest, DATA_PLANE):
-                    await in_thread(self._load_data_plane, plan, plan.saved.replay_groups)
+            groups = plan.saved.replay_groups if plan.saved else None
+            if plan.manifest and groups is not None and has_folder(plan.manifest, DATA_PLANE):
+                await in_thread(self._load_data_plane, plan, groups)
 
         async def prompt_source() -> None:
             if plan.saved:
@@ -343,10 +203,11 @@ class RolloutRestorer(_UsesRolloutParts):
             restored = RestoredEnvironmentRollouts()
             if plan.source.path and plan.episodes:
                 restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
-            self._ledger.prepare_for_restart(cut, restored, self._new_id)
+            taken_up = as_recorded(self._ledger, restored.episodes)
+            self._ledger.prepare_for_restart(cut, taken_up, self._new_id)
 
         steps = (data_plane, prompt_source, sampler, ledger, replay_index, reserve, environment)
-        return [(step.__name__, step) for step in steps]
+        return [(step.__name__.replace("_", " "), step) for step in steps]
 
     def _load_data_plane(self, plan: RestorePlan, saved_groups: Sequence[ReplayGroup]) -> None:
         plane, partition_id = self._data_plane, self._partition_id
@@ -389,13 +250,21 @@ class RolloutRestorer(_UsesRolloutParts):
         )
 
 
-def _read(path: Path, kind: CheckpointKind, *, digests: bool) -> tuple[RolloutSnapshotManifest, RestoredSidecars]:
-    manifest = read_manifest(path / manifest_name(kind))
-    problems = verify_files(path, manifest, digests=digests)
-    if problems:
-        raise RestoreCheckError(path, "; ".join(problems), "take an older snapshot: this is damaged")
-    return manifest, read_sidecars(path, manifest)
-
-
 def _check_metadata(metadata: dict[str, Any], plan: RestorePlan, partition_id: str) -> None:
     """Compare what the data plane was saved with, with the files beside it."""
+    assert plan.manifest is not None  # noqa: S101 - a plane is loaded of a snapshot only
+    assert plan.saved is not None  # noqa: S101
+    wanted = {
+        "single_controller_train_steps": plan.manifest.base_train_step,
+        "single_controller_trainer_version": plan.manifest.trainer_version,
+        "partition_id": partition_id,
+        "sampler_name": plan.manifest.sampler_name,
+        "mode": "authoritative",
+        "replay_manifest_digest": plan.saved.replay_digest,
+        "replay_group_count": plan.manifest.counts.replay_groups,
+        "rollout_recovery_payload_sha256": plan.saved.recovery_sha256,
+    }
+    differing = [name for name, value in wanted.items() if metadata.get(name) != value]
+    if differing:
+        told = ", ".join(f"{name} {metadata.get(name)!r} and not {wanted[name]!r}" for name in differing)
+        raise ValueError(f"the data plane was saved with {told}: it is of another snapshot than the files beside it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nrl_interfaces.rollout import PromptSource, ResolvingPromptSource, RolloutSampler
 
@@ -17,6 +17,9 @@ from nrl_rollout_ckpt.state.replay_index import ReplayIndex
 from nrl_rollout_ckpt.state.rollout_state import ResumeSource, RolloutParts, TrainingProgress
 
 __all__ = ["PromptChangedError", "RestoreCheckError"]
+
+
+_OLDER: Final = "take an older snapshot: this one is damaged"
 
 
 class RestoreCheckError(ValueError):
@@ -52,8 +55,8 @@ class PromptChangedError(ValueError):
     def __str__(self) -> str:
         now = "is not in the source any more" if self.found is None else f"has the digest {self.found[:12]}..."
         return (
-            f"prompt {self.sample_id!r} {now}, and had {self.saved[:12]}... when it was reserved: the data was changed or "
-            "reordered. Nothing was changed: go on with the data that the run began with, or start anew with "
+            f"prompt {self.sample_id!r} {now}, and had {self.saved[:12]}... when it was reserved: the data was changed "
+            "or reordered. Nothing was restored: go on with the data that the run began with, or start anew with "
             "restore_mode='fresh'"
         )
 
@@ -132,11 +135,13 @@ def check_counts(path: Path, manifest: RolloutSnapshotManifest, saved: RestoredS
         found = SnapshotCounts(0, found.ledger_groups, found.reserve, manifest.counts.rows, found.environment_episodes)
     if found != manifest.counts:
         raise RestoreCheckError(
-            path, f"it holds {found}, and its manifest says {manifest.counts}", "take an older snapshot: this is damaged"
+            path,
+            f"it holds {found}, and its manifest says {manifest.counts}",
+            _OLDER,
         )
     for folder, count in [(DATA_PLANE, found.replay_groups), (ENVIRONMENT, found.environment_episodes)]:
         if count and not has_folder(manifest, folder):
-            raise RestoreCheckError(path, f"it has no files in {folder}/", "take an older snapshot: this is damaged")
+            raise RestoreCheckError(path, f"it has no files in {folder}/", _OLDER)
 
 
 def has_folder(manifest: RolloutSnapshotManifest, folder: str) -> bool:
@@ -172,9 +177,9 @@ def check_sampler(
     if newest > manifest.sampler_dispatch_index:
         raise RestoreCheckError(
             path,
-            f"it has a group for train step {newest}, and its dispatch cursor is {manifest.sampler_dispatch_index}: the "
-            f"next batch would be stamped for a step that has its groups",
-            "take an older snapshot, or start anew",
+            f"it has a group for train step {newest}, and its dispatch cursor is {manifest.sampler_dispatch_index}: a "
+            "batch would be stamped for a step that has its groups already",
+            _OLDER,
         )
 
 
@@ -189,8 +194,8 @@ def check_sizes(path: Path, saved: RestoredSidecars, index: ReplayIndex, *, rest
         raise RestoreCheckError(
             path,
             f"it has {len(groups)} complete groups, and the replay index takes {index.capacity}",
-            f"give it a capacity of {len(groups)} or more (it was {saved.saved_capacity}), or restore_buffer=False, which "
-            "generates them anew",
+            f"give it a capacity of {len(groups)} or more (it was {saved.saved_capacity}), or have them generated anew "
+            "with restore_buffer=False",
         )
     sizes = {len(group.sample_ids) for group in groups}
     sizes |= {group.expected_generations for group in saved.ledger_groups or ()}

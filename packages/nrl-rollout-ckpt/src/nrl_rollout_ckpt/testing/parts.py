@@ -6,6 +6,8 @@ from typing import Any
 
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.samplers import InOrderSampler
+from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
+from nrl_rollout_ckpt.state.replay_index import ReplayIndex
 from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.testing.clock import FakeClock
 from nrl_rollout_ckpt.testing.data_plane import InMemoryDataPlane
@@ -20,9 +22,6 @@ def make_parts(*, capacity: int = 64, group_size: int = 2, **overrides: Any) -> 
         group_size: Generations a prompt.
         **overrides: Attributes of `RolloutParts` that are to be others.
     """
-    from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
-    from nrl_rollout_ckpt.state.replay_index import ReplayIndex
-
     progress = overrides.pop("progress", TrainingProgress())
     parts: dict[str, Any] = {
         "config": RolloutCheckpointConfig(),
