@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nrl_interfaces.rollout import EnvironmentEpisode, LiveCut, RestoredEnvironmentRollouts
+from nrl_interfaces.rollout import LiveCut, RestoredEnvironmentRollouts
 
 from nrl_rollout_ckpt.state.ledger_checks import (
     LedgerError,
@@ -20,8 +20,8 @@ from nrl_rollout_ckpt.state.ledger_checks import (
 )
 from nrl_rollout_ckpt.state.ledger_moves import (
     abandoned,
+    attempt_failed,
     dispatched,
-    failed,
     group_sealed,
     keeps_episodes,
     reserved_group,
@@ -29,11 +29,11 @@ from nrl_rollout_ckpt.state.ledger_moves import (
     retried,
     sibling_sealed,
 )
+from nrl_rollout_ckpt.state.ledger_reads import LedgerReads
 from nrl_rollout_ckpt.state.ledger_states import (
     GROUP_PHASES,
     GROUP_STATUSES,
     PromptGroupEvent,
-    PromptGroupPhase,
     PromptGroupPhaseEvent,
     PromptGroupStatus,
     RecoveryGranularity,
@@ -45,60 +45,12 @@ from nrl_rollout_ckpt.state.records import Prompt, PromptGroupRecoveryRecord, Sa
 __all__ = ["LedgerError", "RolloutRecoveryLedger", "UnknownGroupError", "reserved_group"]
 
 
-class RolloutRecoveryLedger:
+class RolloutRecoveryLedger(LedgerReads):
     """Groups by id. Whoever changes it shows a live cut; what is refused changes nothing.
 
     Records are frozen and transitions replace them, so that what was handed out stays as it was. A transition costs
     what its group costs, however many groups there are.
     """
-
-    def __init__(self) -> None:
-        self._groups: dict[str, PromptGroupRecoveryRecord] = {}
-        self._batches: dict[int, dict[str, None]] = {}  # ids by admission_id, in order
-        self._attempt_uuids: set[str] = set()
-        self._next_admission_id = 0
-
-    # ---- Reads ----
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    @property
-    def groups(self) -> tuple[PromptGroupRecoveryRecord, ...]:
-        """All groups, in the order in which they came."""
-        return tuple(self._groups.values())
-
-    @property
-    def next_admission_id(self) -> int:
-        """The number of the next batch."""
-        return self._next_admission_id
-
-    def get(self, group_id: str) -> PromptGroupRecoveryRecord:
-        """Give a group.
-
-        Raises:
-            UnknownGroupError: If there is none with this id.
-        """
-        try:
-            return self._groups[group_id]
-        except KeyError:
-            raise UnknownGroupError(group_id, "the ledger") from None
-
-    def batch(self, admission_id: int) -> tuple[PromptGroupRecoveryRecord, ...]:
-        """Give the groups of one batch that are still here; () where none is."""
-        return tuple(self._groups[group_id] for group_id in self._batches.get(admission_id, ()))
-
-    def active_episodes(self) -> tuple[EnvironmentEpisode, ...]:
-        """Give the episodes that a restart can go on with, sorted by instance."""
-        return tuple(sorted(episode for group in self._groups.values() for episode in keeps_episodes(group).values()))
-
-    def redispatch_order(self) -> tuple[PromptGroupRecoveryRecord, ...]:
-        """Give all groups in the order in which a restart dispatches them.
-
-        Admitted ones first: they may be the only work that lets the trainer advance. Then by batch.
-        """
-        is_later = {PromptGroupPhase.ADMITTED: False, PromptGroupPhase.RESERVED: True}
-        return tuple(sorted(self._groups.values(), key=lambda group: (is_later[group.phase], group.admission_id)))
 
     # ---- Coming in ----
 
@@ -266,7 +218,7 @@ class RolloutRecoveryLedger:
             UnknownGroupError, IllegalTransitionError, LedgerError: If it is not there or not dispatched.
         """
         cut.require_live()
-        return self._put(failed(self.get(group_id), index))
+        return self._put(attempt_failed(self.get(group_id), index))
 
     def abandon_unsealed(self, cut: LiveCut, group_id: str) -> PromptGroupRecoveryRecord:
         """Give up what is not sealed; at PROMPT_GROUP granularity everything, unless the group is complete.
@@ -288,6 +240,20 @@ class RolloutRecoveryLedger:
         """
         cut.require_live()
         moved = retried(self.get(group_id), new_id)
+        self._check_new_uuids([moved])
+        return self._put(moved)
+
+    def begin_again(
+        self, cut: LiveCut, group_id: str, new_id: Callable[[], str], *, failed: int | None = None
+    ) -> PromptGroupRecoveryRecord:
+        """Give up what is not sealed, or fail one attempt, and reserve new attempts for that: whole or not at all.
+
+        Raises:
+            UnknownGroupError, IllegalTransitionError, LedgerError: As the two transitions.
+        """
+        cut.require_live()
+        group = self.get(group_id)
+        moved = retried(abandoned(group) if failed is None else attempt_failed(group, failed), new_id)
         self._check_new_uuids([moved])
         return self._put(moved)
 

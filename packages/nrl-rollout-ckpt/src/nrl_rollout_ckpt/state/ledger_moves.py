@@ -110,7 +110,7 @@ def group_sealed(
     return replace(_with_current(group, sealed), status=status)
 
 
-def failed(group: PromptGroupRecoveryRecord, index: int) -> PromptGroupRecoveryRecord:
+def attempt_failed(group: PromptGroupRecoveryRecord, index: int) -> PromptGroupRecoveryRecord:
     """Fail a dispatched attempt."""
     attempt = _current(group, index)
     status = ATTEMPTS.after(attempt.status, RolloutAttemptEvent.FAIL)

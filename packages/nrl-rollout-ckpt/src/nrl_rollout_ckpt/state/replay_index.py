@@ -123,16 +123,14 @@ class ReplayIndex:
                 sample_ids.add(sample_id)
 
     def claim(self, cut: LiveCut, group_ids: Sequence[str]) -> TrainingClaim:
-        """Take groups out for a train step.
+        """Take groups out for a train step; none, where all of a step were given up.
 
         Raises:
             UnknownGroupError: If one is not ready.
-            ValueError: If none or one twice is asked for.
+            ValueError: If one is named twice.
         """
         cut.require_live()
         groups = self._chosen(group_ids)
-        if not groups:
-            raise ValueError("no groups are to be claimed; allowed: one or more")
         self._last_claim_id += 1
         claim = TrainingClaim(self._last_claim_id, groups)
         self._claims[claim.claim_id] = claim
