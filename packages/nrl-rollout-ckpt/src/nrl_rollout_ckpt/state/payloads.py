@@ -1,17 +1,19 @@
 """Prompts and results as values that can't change any more: canonical JSON, with the tensors beside it."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, cast
 
-import orjson
 import torch
 from nrl_interfaces.identity import IdentityValueError, canonical_json
 
 from nrl_rollout_ckpt.state.records import Prompt, SavedPrompt
 
 _TENSOR: Final = "__tensor__"
+_LEAVES: Final = (str, int, float, bool, type(None))
+_MAX_DEPTH: Final = 200  # as canonical_json, before Python's own limit
 
 
 class PayloadTypeError(TypeError):
@@ -65,25 +67,25 @@ class StoredValue:
         """
         tensors: list[torch.Tensor] = []
         try:
-            json = canonical_json(_without_tensors(value, tensors, what, ""))
+            text = canonical_json(_without_tensors(value, tensors, what))
         except IdentityValueError as error:
             raise PayloadTypeError(what, str(error)) from None
-        return cls(json, tuple(tensors), _digest(json, tensors))
+        return cls(text, tuple(tensors), _digest(text, tensors))
 
     @classmethod
-    def restored(cls, json: bytes, tensors: Sequence[torch.Tensor], digest: str) -> Self:
+    def restored(cls, text: bytes, tensors: Sequence[torch.Tensor], digest: str) -> Self:
         """Take up a value that was saved.
 
         Raises:
             ValueError: If it is not what was saved: the digest differs.
         """
-        if (found := _digest(json, tensors)) != digest:
+        if (found := _digest(text, tensors)) != digest:
             raise ValueError(f"the digest of the value is {found}, and was {digest} when it was saved")
-        return cls(json, tuple(tensors), digest)
+        return cls(text, tuple(tensors), digest)
 
     def value(self) -> Any:
         """Build the value again; it shares nothing with this one."""
-        return _with_tensors(orjson.loads(self.json), self.tensors)
+        return _with_tensors(json.loads(self.json), self.tensors)  # orjson makes floats of large ints
 
 
 def saved_prompt(prompt: Prompt, *, whole: bool) -> SavedPrompt:
@@ -109,21 +111,36 @@ def prompt_digest(payload: Any, what: str) -> str:
     return StoredValue.of(payload, what).digest
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: str) -> Any:
+def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: tuple[str, ...] = ()) -> Any:
+    if type(value) in _LEAVES:
+        return value
+    if len(path) > _MAX_DEPTH:
+        raise PayloadTypeError(what, f"{''.join(path)[:80]}... is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):
-        if value.is_nested or value.layout != torch.strided:
-            raise PayloadTypeError(what, f"{path or '<root>'} is a tensor that is not dense")
-        tensors.append(value.detach().to("cpu", copy=True).contiguous())
+        tensors.append(_copied(value, what, "".join(path).lstrip(".") or "<root>"))
         return {_TENSOR: len(tensors) - 1}
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         if _TENSOR in items:
-            raise PayloadTypeError(what, f"{path or '<root>'} has the key {_TENSOR!r}, which stands for a tensor")
-        return {key: _without_tensors(item, tensors, what, f"{path}.{key}") for key, item in items.items()}
+            where = "".join(path).lstrip(".") or "<root>"
+            raise PayloadTypeError(what, f"{where} has the key {_TENSOR!r}, which stands for a tensor")
+        return {key: _without_tensors(item, tensors, what, (*path, f".{key}")) for key, item in items.items()}
     if isinstance(value, list | tuple):
         sequence = cast("list[Any]", value)
-        return [_without_tensors(item, tensors, what, f"{path}[{at}]") for at, item in enumerate(sequence)]
-    return value
+        return [
+            item if type(item) in _LEAVES else _without_tensors(item, tensors, what, (*path, f"[{at}]"))
+            for at, item in enumerate(sequence)
+        ]
+    return value  # for canonical_json to refuse
+
+
+def _copied(tensor: torch.Tensor, what: str, where: str) -> torch.Tensor:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        raise PayloadTypeError(
+            what, f"{where} is a {type(tensor).__name__} that is not dense, or quantized, or on meta"
+        )
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())  # `contiguous` may keep odd strides
 
 
 def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -138,8 +155,8 @@ def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return value
 
 
-def _digest(json: bytes, tensors: Sequence[torch.Tensor]) -> str:
-    digest = hashlib.sha256(json)
+def _digest(text: bytes, tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.sha256(text)
     for tensor in tensors:
         digest.update(f"\n{tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
