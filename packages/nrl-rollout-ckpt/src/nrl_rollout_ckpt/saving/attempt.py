@@ -57,7 +57,13 @@ class SnapshotAttempt:
         if event is AttemptEvent.PUBLISHED:
             self.timings.total_save_seconds = self._clock.monotonic() - self._locked
 
-    def prepare(self, anchor: Path, ops: FileOps) -> None:
-        """Make the folder; kept here, so that it is known even if nobody waits for this call's end."""
+    @property
+    def is_published_on_disk(self) -> bool:
+        """Whether the snapshot has its name, though this attempt does not know yet."""
+        return self.state is AttemptState.PUBLISHING and self.paths is not None and self.paths.final.is_dir()
+
+    def prepare(self, anchor: Path, ops: FileOps) -> SnapshotPaths:
+        """Make the folder; it is known here even if nobody waits for this call's end."""
         self.paths = prepare_snapshot_paths(anchor, ops)
         self.timings.snapshot_sequence = self.paths.sequence
+        return self.paths

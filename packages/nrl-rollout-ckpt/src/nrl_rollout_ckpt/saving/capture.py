@@ -12,7 +12,7 @@ from nrl_interfaces.values import copied
 from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, SnapshotCounts
 from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut
 from nrl_rollout_ckpt.state.inventory import validate_replay_inventory
-from nrl_rollout_ckpt.state.ledger_checks import require_settled
+from nrl_rollout_ckpt.state.ledger_checks import LedgerError, require_settled
 from nrl_rollout_ckpt.state.ledger_moves import keeps_episodes
 from nrl_rollout_ckpt.state.records import PromptGroupRecoveryRecord, ReplayGroup
 from nrl_rollout_ckpt.state.replay_index import combined
@@ -42,9 +42,26 @@ class OpenTrainStepError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"a train step holds {len(self.group_ids)} groups, {', '.join(self.group_ids[:10])}: a trainer checkpoint is "
-            "saved between steps only, so finish the step or put the groups back first"
+            f"a train step holds {len(self.group_ids)} groups, {', '.join(self.group_ids[:10])}: a trainer checkpoint "
+            "is saved between steps only, so finish the step or put the groups back first"
         )
+
+
+class UnsettledGroupsError(OSError):
+    """Raised when the data plane has not said whether a group's rows are in it; nothing was written.
+
+    The loop that commits the group asks again, so a later attempt may succeed.
+
+    Attributes:
+        groups: Which, and what is to be done.
+    """
+
+    def __init__(self, groups: str) -> None:
+        super().__init__(groups)
+        self.groups = groups
+
+    def __str__(self) -> str:
+        return self.groups
 
 
 @dataclass(frozen=True)
@@ -100,7 +117,8 @@ def take_references(
     Raises:
         ExpiredCutError: If the section has ended.
         OpenTrainStepError: If a train step holds groups that a trainer checkpoint would lose.
-        RuntimeError: If the cut is not exclusive, or it is not known whether a group's rows are in the data plane.
+        UnsettledGroupsError: If it is not known whether a group's rows are in the data plane.
+        RuntimeError: If the cut is not exclusive.
         ValueError: If a group or a row is in the index and in a train step.
     """
     cut.require_live()
@@ -143,7 +161,10 @@ def _not_canonical(
     """Leave out groups that the index owns already: an owner more would train them twice."""
     canonical = {group.group_id for group in replay_groups}
     kept = tuple(group for group in groups if group.group_id not in canonical)
-    require_settled(kept)
+    try:
+        require_settled(kept)
+    except LedgerError as error:
+        raise UnsettledGroupsError(str(error)) from error
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 
@@ -23,9 +22,8 @@ class CommitWindow:
 
     def __init__(self) -> None:
         self._state = COMMIT_WINDOW.initial
-        self._closed = asyncio.Event()
-        self._closed.set()
-        self._listeners: list[Callable[[], object]] = []
+        self._told_of_announcement: list[Callable[[], object]] = []
+        self._told_of_close: list[Callable[[], object]] = []
 
     @property
     def state(self) -> WindowState:
@@ -53,27 +51,25 @@ class CommitWindow:
         """End it."""
         self._move(WindowEvent.CLOSE)
 
-    async def wait_until_closed(self) -> None:
-        """Wait while a train step commits."""
-        while not self.is_closed:  # it may have opened again between the event and this task's turn
-            await self._closed.wait()
-
     @contextlib.contextmanager
     def when_announced(self, listener: Callable[[], object]) -> Generator[None]:
         """Call `listener` once, as soon as the window is not closed, if that comes while the block runs."""
-        self._listeners.append(listener)
+        self._told_of_announcement.append(listener)
         try:
             yield
         finally:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
+            if listener in self._told_of_announcement:
+                self._told_of_announcement.remove(listener)
+
+    def when_closed(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever the window has closed, or its announcement was taken back."""
+        self._told_of_close.append(listener)
 
     def _move(self, event: WindowEvent) -> None:
         self._state = COMMIT_WINDOW.after(self._state, event)
         if self.is_closed:
-            self._closed.set()
-            return
-        self._closed.clear()
-        listeners, self._listeners = self._listeners, []
+            listeners = self._told_of_close
+        else:
+            listeners, self._told_of_announcement = self._told_of_announcement, []
         for listener in listeners:
             listener()

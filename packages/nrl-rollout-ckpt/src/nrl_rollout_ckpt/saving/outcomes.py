@@ -25,8 +25,7 @@ class RolloutCheckpointAttemptOutcome(StrEnum):
 class RolloutCheckpointAttemptReason(StrEnum):
     """Why it ended so.
 
-    `NO_DATA_PLANE_MUTATIONS` to `TRAINER_FINALIZATION_FAILED` are skips, the rest are failures. `STOPPING` is given by
-    the pump: the attempt was asked for after the run had been told to stop.
+    `NO_DATA_PLANE_MUTATIONS` to `TRAINER_FINALIZATION_FAILED` are skips, the rest are failures.
     """
 
     COMPLETED = "completed"
@@ -34,7 +33,6 @@ class RolloutCheckpointAttemptReason(StrEnum):
     OPTIMIZER_COMMIT_IN_PROGRESS = "optimizer_commit_in_progress"
     MISSING_TRAINER_ANCHOR = "missing_trainer_anchor"
     TRAINER_STATE_CHANGED = "trainer_state_changed"
-    STOPPING = "stopping"
     TRAINER_FINALIZATION_FAILED = "trainer_finalization_failed"
     TIMEOUT = "timeout"
     IO_ERROR = "io_error"
@@ -128,7 +126,7 @@ class SaveTimings:
         environment_pause_seconds: How long the environment was paused.
         barrier_wait_seconds: The wait for running mutations.
         exclusive_hold_seconds: How long no mutation could run.
-        tq_save_seconds: Writing the data plane.
+        tq_save_seconds: Writing the rows.
         sidecar_save_seconds: Writing all else, and the digests.
         snapshot_commit_seconds: Making it durable.
         replay_groups: Complete groups in it, those rolled back too.

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from nrl_interfaces.publish import publish, remove_folder
-from nrl_interfaces.rollout import Deadline, EnvironmentEpisode, EnvironmentSnapshot, TrainerCheckpoints
+from nrl_interfaces.rollout import Deadline, EnvironmentEpisode, TrainerCheckpoints
 
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.layout import CONFIG, ENVIRONMENT, FolderOwner, commit_snapshot
@@ -57,8 +57,8 @@ def _warn_if_environment_paused_past_interval(paused_seconds: float, interval_s:
     """Warn when a snapshot held rollouts longer than the time between two snapshots: they stand more than they run."""
     if interval_s is not None and paused_seconds > interval_s:
         _log.warning(
-            "the environment was paused for %.1f s, longer than the %.1f s between snapshots: rollouts stand still more "
-            "than they run; set a longer snapshot_attempt_interval_s",
+            "the environment was paused for %.1f s, longer than the %.1f s between snapshots: rollouts stand still "
+            "more than they run; set a longer snapshot_attempt_interval_s",
             paused_seconds,
             interval_s,
         )
@@ -262,8 +262,7 @@ class RolloutSnapshotter(SavesRolloutState):
     async def _enter_environment_phase_unless_a_step_commits(
         self,
         stack: contextlib.AsyncExitStack,
-        environment_phase: AbstractAsyncContextManager[EnvironmentSnapshot | None]
-        | AbstractAsyncContextManager[EnvironmentPhase],
+        environment_phase: AbstractAsyncContextManager[EnvironmentPhase],
     ) -> bool:
         """Enter the environment phase on `stack`, or give that up once a step commits.
 
@@ -344,8 +343,8 @@ class RolloutSnapshotter(SavesRolloutState):
         """Warn once a streak: the environment needs longer to pause than train steps take."""
         if consecutive_discards == _WARN_AFTER_DISCARDS:
             _log.warning(
-                "%d snapshots in a row were discarded because a train step committed meanwhile: pausing the environment "
-                "takes longer than a step. A snapshot right after a trainer checkpoint has the best chance",
+                "%d snapshots in a row were discarded because a train step committed meanwhile: pausing the "
+                "environment takes longer than a step. A snapshot right after a trainer checkpoint has the best chance",
                 consecutive_discards,
             )
 

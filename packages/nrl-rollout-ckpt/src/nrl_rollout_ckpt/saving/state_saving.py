@@ -154,6 +154,7 @@ class SavesRolloutState(_UsesRolloutParts):
         Raises:
             ExpiredCutError: If the section has ended.
             OpenTrainStepError: If a train step holds groups that a trainer checkpoint would lose.
+            UnsettledGroupsError: If it is not known whether a group's rows are in the data plane.
             RuntimeError: If a trainer checkpoint meets an open optimizer-commit window, the cut is not exclusive, or
                 the state contradicts itself.
         """
@@ -199,9 +200,7 @@ class SavesRolloutState(_UsesRolloutParts):
                 self._note_saved(captured)
         return names
 
-    async def _write_rows_and_sidecars(
-        self, path: Path, captured: CapturedRolloutState
-    ) -> tuple[list[str], float]:
+    async def _write_rows_and_sidecars(self, path: Path, captured: CapturedRolloutState) -> tuple[list[str], float]:
         """Give the names, and how many seconds the rows took."""
         sidecars = await in_thread(_checked_sidecars, captured)
         began = self._clock.monotonic()
