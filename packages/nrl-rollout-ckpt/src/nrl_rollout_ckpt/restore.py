@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from nrl_interfaces.metrics import emit
-from nrl_interfaces.rollout import RestoredEnvironmentRollouts
+from nrl_interfaces.rollout import LiveCut, RestoredEnvironmentRollouts
 
-from nrl_rollout_ckpt.disk.layout import DATA_PLANE, ENVIRONMENT
+from nrl_rollout_ckpt.disk.layout import ENVIRONMENT
 from nrl_rollout_ckpt.restore_checks import (
     PromptChangedError,
     RestoreCheckError,
     check_parts_are_new,
     check_progress,
-    has_folder,
 )
 from nrl_rollout_ckpt.restore_plan import RestorePlan, as_recorded, make_plan, read_recovery_sidecar
-from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut
-from nrl_rollout_ckpt.state.completion import in_thread, run_to_end
+from nrl_rollout_ckpt.state.completion import awaited, in_thread, run_to_end
 from nrl_rollout_ckpt.state.inventory import validate_replay_inventory
 from nrl_rollout_ckpt.state.ledger_states import RolloutAttemptStatus
-from nrl_rollout_ckpt.state.records import ReplayGroup
 from nrl_rollout_ckpt.state.rollout_state import (
     ResumeSource,
     RolloutParts,
@@ -147,73 +144,36 @@ class RolloutRestorer(_UsesRolloutParts):
 
     async def _apply(self, plan: RestorePlan) -> RestoreReport:
         started = self._clock.monotonic()
+        steps = {
+            "data plane": self._restore_data_plane,
+            "prompt source": self._restore_prompt_source,
+            "sampler": self._restore_sampler,
+            "ledger": self._restore_ledger,
+            "replay index": self._restore_replay_index,
+            "reserve": self._restore_runtime_state,
+            "environment": self._restore_environment,
+        }
         applied: list[str] = []
         async with self._barrier.mutation("recovery_restore") as cut:
-            for name, step in self._steps(plan, cut):
+            for name, step in steps.items():
                 try:
-                    await step()
+                    await awaited(step(plan, cut))
                 except Exception as error:
                     raise RestoreIncompleteError(tuple(applied), name) from error
                 applied.append(name)
         report = self._report(plan, plan.seconds + self._clock.monotonic() - started)
-        _log.info("restored %s", report)
-        counts = {name: value for name, value in vars(report).items() if isinstance(value, int | float)}
-        emit(
-            self._metrics,
-            op="rollout_restore",
-            **{f"{METRIC_PREFIX}/{name}": value for name, value in counts.items()},
-            **{f"{METRIC_PREFIX}/skipped_snapshots": len(report.skipped)},
-        )
+        self._tell(report)
         return report
 
-    def _steps(
-        self, plan: RestorePlan, cut: DataPlaneMutationCut
-    ) -> Sequence[tuple[str, Callable[[], Awaitable[None]]]]:
-        async def data_plane() -> None:
-            groups = plan.saved.replay_groups if plan.saved else None
-            if plan.manifest and groups is not None and has_folder(plan.manifest, DATA_PLANE):
-                await in_thread(self._load_data_plane, plan, groups)
+    async def _restore_data_plane(self, plan: RestorePlan, cut: LiveCut) -> None:
+        cut.require_live()
+        if plan.rows_path is not None:
+            await in_thread(self._load_rows, plan, plan.rows_path)
 
-        async def prompt_source() -> None:
-            if plan.saved:
-                self._prompt_source.load_state_dict(plan.saved.prompt_source_state)
-
-        async def sampler() -> None:
-            source, progress = plan.source, self._progress
-            before = source.trainer_version - 1  # of a checkpoint that knows no cursor
-            self._sampler.restore_dispatch_index(plan.manifest.sampler_dispatch_index if plan.manifest else before)
-            progress.train_steps, progress.trainer_version = source.train_steps, source.trainer_version
-            progress.current_epoch = source.current_epoch
-            progress.notify()
-
-        async def ledger() -> None:
-            self._ledger.load_groups(cut, plan.ledger_groups, plan.next_admission_id)
-
-        async def replay_index() -> None:
-            self._replay_index.load(cut, plan.replay_groups)
-
-        async def reserve() -> None:
-            if plan.saved:
-                self._runtime.replacement_reserve.extend(plan.reserve)
-                self._runtime.batch_shortfall.update(plan.saved.batch_shortfall)
-                self._runtime.sampler_stamps_target_steps = plan.saved.sampler_stamps_target_steps
-                self._runtime.dropped.extend(plan.saved.dropped)
-
-        async def environment() -> None:
-            restored = RestoredEnvironmentRollouts()
-            if plan.source.path and plan.episodes:
-                restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
-            taken_up = as_recorded(self._ledger, restored.episodes)
-            self._ledger.prepare_for_restart(cut, taken_up, self._new_id)
-
-        steps = (data_plane, prompt_source, sampler, ledger, replay_index, reserve, environment)
-        return [(step.__name__.replace("_", " "), step) for step in steps]
-
-    def _load_data_plane(self, plan: RestorePlan, saved_groups: Sequence[ReplayGroup]) -> None:
+    def _load_rows(self, plan: RestorePlan, path: Path) -> None:
         plane, partition_id = self._data_plane, self._partition_id
-        metadata = plane.load_checkpoint(Path(str(plan.source.path)) / DATA_PLANE)
-        _check_metadata(metadata, plan, partition_id)
-        validate_replay_inventory(plane.list_sample_ids(partition_id), saved_groups)
+        _check_metadata(plane.load_checkpoint(path), plan, partition_id)
+        validate_replay_inventory(plane.list_sample_ids(partition_id), (*plan.replay_groups, *plan.generated_anew))
         if plan.generated_anew:
             rows = [sample_id for group in plan.generated_anew for sample_id in group.sample_ids]
             plane.clear_samples(rows, partition_id)
@@ -229,6 +189,41 @@ class RolloutRestorer(_UsesRolloutParts):
             if len(sample_ids) > 1:
                 for sample_id in sample_ids:
                     self._release([sample_id], task_name)
+
+    def _restore_prompt_source(self, plan: RestorePlan, cut: LiveCut) -> None:
+        cut.require_live()
+        if plan.saved:
+            self._prompt_source.load_state_dict(plan.saved.prompt_source_state)
+
+    def _restore_sampler(self, plan: RestorePlan, cut: LiveCut) -> None:
+        cut.require_live()
+        source, progress = plan.source, self._progress
+        before = source.trainer_version - 1  # of a checkpoint that knows no cursor
+        self._sampler.restore_dispatch_index(plan.manifest.sampler_dispatch_index if plan.manifest else before)
+        progress.train_steps, progress.trainer_version = source.train_steps, source.trainer_version
+        progress.current_epoch = source.current_epoch
+        progress.notify()
+
+    def _restore_ledger(self, plan: RestorePlan, cut: LiveCut) -> None:
+        self._ledger.load_groups(cut, plan.ledger_groups, plan.next_admission_id)
+
+    def _restore_replay_index(self, plan: RestorePlan, cut: LiveCut) -> None:
+        self._replay_index.load(cut, plan.replay_groups)
+
+    def _restore_runtime_state(self, plan: RestorePlan, cut: LiveCut) -> None:
+        cut.require_live()
+        if plan.saved:
+            self._runtime.replacement_reserve.extend(plan.reserve)
+            self._runtime.batch_shortfall.update(plan.saved.batch_shortfall)
+            self._runtime.sampler_stamps_target_steps = plan.saved.sampler_stamps_target_steps
+            self._runtime.dropped.extend(plan.saved.dropped)
+
+    async def _restore_environment(self, plan: RestorePlan, cut: LiveCut) -> None:
+        """Take up the episodes, and have the ledger begin anew whatever the environment does not go on with."""
+        restored = RestoredEnvironmentRollouts()
+        if plan.source.path is not None and plan.episodes:
+            restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
+        self._ledger.prepare_for_restart(cut, as_recorded(self._ledger, restored.episodes), self._new_id)
 
     def _report(self, plan: RestorePlan, seconds: float) -> RestoreReport:
         current = [sibling.current for group in self._ledger.groups for sibling in group.siblings]
@@ -247,6 +242,14 @@ class RolloutRestorer(_UsesRolloutParts):
             seconds=seconds,
             skipped=plan.source.skipped,
             warnings=plan.source.warnings,
+        )
+
+    def _tell(self, report: RestoreReport) -> None:
+        _log.info("restored %s", report)
+        counts = {name: value for name, value in vars(report).items() if isinstance(value, int | float)}
+        counts["skipped_snapshots"] = len(report.skipped)
+        emit(
+            self._metrics, op="rollout_restore", **{f"{METRIC_PREFIX}/{name}": count for name, count in counts.items()}
         )
 
 

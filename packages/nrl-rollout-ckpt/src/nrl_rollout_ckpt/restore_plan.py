@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nrl_interfaces.rollout import EnvironmentEpisode, RestoredEnvironmentRollouts
 
+from nrl_rollout_ckpt.disk.layout import DATA_PLANE
 from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, manifest_name, read_manifest, verify_files
 from nrl_rollout_ckpt.disk.sidecars import RestoredSidecars, read_sidecars
 from nrl_rollout_ckpt.restore_checks import (
@@ -18,6 +19,7 @@ from nrl_rollout_ckpt.restore_checks import (
     check_sampler,
     check_sizes,
     find_prompts,
+    has_folder,
 )
 from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger, reserved_group
@@ -56,6 +58,13 @@ class RestorePlan:
     reserve: tuple[tuple[Prompt, SavedPrompt], ...] = field(default=(), repr=False)
     episodes: tuple[EnvironmentEpisode, ...] = ()
     seconds: float = 0.0
+
+    @property
+    def rows_path(self) -> Path | None:
+        """Where the rows of the index are; None where none were saved, or none that an index knows."""
+        if self.source.path is None or self.manifest is None or self.saved is None or self.saved.replay_groups is None:
+            return None
+        return self.source.path / DATA_PLANE if has_folder(self.manifest, DATA_PLANE) else None
 
 
 def read_recovery_sidecar(
