@@ -28,6 +28,7 @@ from nrl_rollout_ckpt.state.ledger_moves import (
     restarted,
     retried,
     sibling_sealed,
+    taken_up,
 )
 from nrl_rollout_ckpt.state.ledger_reads import LedgerReads
 from nrl_rollout_ckpt.state.ledger_states import (
@@ -318,7 +319,7 @@ class RolloutRecoveryLedger(LedgerReads):
     ) -> None:
         """Make every group one that can be dispatched or committed: attempts that ended with their process begin anew.
 
-        An episode that the environment goes on with keeps its attempt, counted up. Sealed siblings are kept, but not at
+        An episode that the environment goes on with keeps its attempt, one above the number it was saved with. Sealed siblings are kept, but not at
         PROMPT_GROUP granularity or level. All other attempts are abandoned, with a new one reserved.
 
         Args:
@@ -331,15 +332,18 @@ class RolloutRecoveryLedger(LedgerReads):
         """
         cut.require_live()
         require_settled(self._groups.values())
-        left = set(restored.episodes)
+        left = {(episode.instance_id, episode.rollout_id): episode for episode in restored.episodes}
+        if len(left) < len(restored.episodes):
+            raise LedgerError("of the environment", "it restored an episode twice; allowed: each attempt once")
         moved: list[PromptGroupRecoveryRecord] = []
         for group in self._groups.values():
             if group.status is PromptGroupStatus.GENERATING:
-                kept = {at: episode for at, episode in keeps_episodes(group).items() if episode in left}
-                left.difference_update(kept.values())
+                kept = taken_up(keeps_episodes(group), left)
                 moved.append(restarted(group, kept, new_id))
         if left:
-            names = ", ".join(f"{episode.rollout_id} on {episode.instance_id}" for episode in sorted(left)[:10])
+            names = ", ".join(
+                f"{episode.rollout_id} on {episode.instance_id}" for episode in sorted(left.values())[:10]
+            )
             raise LedgerError(names, f"the environment restored {len(left)} episodes that no group owns")
         self._check_new_uuids(moved)
         for group in moved:

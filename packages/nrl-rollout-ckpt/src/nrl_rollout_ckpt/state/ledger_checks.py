@@ -167,6 +167,8 @@ def _check_attempt(group: PromptGroupRecoveryRecord, attempt: RolloutAttemptReco
     else:
         _require(group, outcome == (None, None, None), f"{where} is {attempt.status.value!r}, but has an outcome")
     has_owner = attempt.environment_instance_id is not None
+    is_first = attempt.status is RolloutAttemptStatus.RESERVED and attempt.environment_attempt == 0
+    _require(group, not (has_owner and is_first), f"{where} is reserved, but an environment runs it")
     number = attempt.environment_attempt
     _require(group, number == 0 or (number > 0 and has_owner), f"{where} has environment attempt {number}, no owner")
 

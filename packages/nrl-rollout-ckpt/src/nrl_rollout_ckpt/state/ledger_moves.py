@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -142,10 +142,10 @@ def retried(group: PromptGroupRecoveryRecord, new_id: Callable[[], str]) -> Prom
 
 
 def restarted(
-    group: PromptGroupRecoveryRecord, kept: Collection[int], new_id: Callable[[], str]
+    group: PromptGroupRecoveryRecord, kept: Mapping[int, EnvironmentEpisode], new_id: Callable[[], str]
 ) -> PromptGroupRecoveryRecord:
     """Begin anew what ended with its process; siblings in `kept` go on where the environment saved them."""
-    taken_up = {at: _taken_up(_current(group, at)) for at in kept}
+    goes_on = {at: _counted_up(_current(group, at), episode) for at, episode in kept.items()}
     keeps_sealed = _keeps_siblings(group)
 
     def stays(at: int) -> bool:
@@ -155,7 +155,7 @@ def restarted(
         is_untouched = attempt.status is RolloutAttemptStatus.RESERVED and attempt.environment_instance_id is None
         return at in kept or is_untouched
 
-    moved = _with_current(_abandoned(group, stays), taken_up)
+    moved = _with_current(_abandoned(group, stays), goes_on)
     over = [at for at, sibling in enumerate(moved.siblings) if sibling.current.status in _OVER]
     return _with_new_attempts(moved, over, new_id)
 
@@ -171,6 +171,21 @@ def keeps_episodes(group: PromptGroupRecoveryRecord) -> dict[int, EnvironmentEpi
         if episode is not None and sibling.current.status in active:
             episodes[at] = episode
     return episodes
+
+
+def taken_up(
+    known: Mapping[int, EnvironmentEpisode], restored: dict[tuple[str, str], EnvironmentEpisode]
+) -> dict[int, EnvironmentEpisode]:
+    """Take those out of `restored` that are `known`, by sibling.
+
+    An environment that was not told yet of an attempt that was taken up again knows the one before.
+    """
+    kept: dict[int, EnvironmentEpisode] = {}
+    for at, episode in known.items():
+        key = (episode.instance_id, episode.rollout_id)
+        if key in restored and episode.attempt - restored[key].attempt in (0, 1):
+            kept[at] = restored.pop(key)
+    return kept
 
 
 def _keeps_siblings(group: PromptGroupRecoveryRecord) -> bool:
@@ -243,9 +258,9 @@ def _mask(result: SiblingSealResult, sample_id: str) -> bool:
     return mask_sample
 
 
-def _taken_up(attempt: RolloutAttemptRecord) -> RolloutAttemptRecord:
+def _counted_up(attempt: RolloutAttemptRecord, saved: EnvironmentEpisode) -> RolloutAttemptRecord:
     status = ATTEMPTS.after(attempt.status, RolloutAttemptEvent.TAKE_UP_AGAIN)
-    return replace(attempt, status=status, environment_attempt=attempt.environment_attempt + 1)
+    return replace(attempt, status=status, environment_attempt=saved.attempt + 1)
 
 
 def _abandoned(group: PromptGroupRecoveryRecord, stays: Callable[[int], bool]) -> PromptGroupRecoveryRecord:

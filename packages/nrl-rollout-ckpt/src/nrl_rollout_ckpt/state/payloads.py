@@ -137,9 +137,8 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: t
 def _copied(tensor: torch.Tensor, what: str, where: str) -> torch.Tensor:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
-        raise PayloadTypeError(
-            what, f"{where} is a {type(tensor).__name__} that is not dense, or quantized, or on meta"
-        )
+        kind = f"{type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise PayloadTypeError(what, f"{where} is a {kind}; allowed: dense tensors that are not quantized")
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())  # `contiguous` may keep odd strides
 
 
