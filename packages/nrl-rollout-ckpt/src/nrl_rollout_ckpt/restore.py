@@ -19,7 +19,7 @@ from nrl_rollout_ckpt.restore_checks import (
     check_parts_are_new,
     check_progress,
 )
-from nrl_rollout_ckpt.restore_plan import RestorePlan, as_recorded, make_plan, read_recovery_sidecar
+from nrl_rollout_ckpt.restore_plan import RestorePlan, make_plan, read_recovery_sidecar
 from nrl_rollout_ckpt.state.completion import awaited, in_thread, run_to_end
 from nrl_rollout_ckpt.state.inventory import validate_replay_inventory
 from nrl_rollout_ckpt.state.ledger_states import RolloutAttemptStatus
@@ -223,7 +223,7 @@ class RolloutRestorer(_UsesRolloutParts):
         restored = RestoredEnvironmentRollouts()
         if plan.source.path is not None and plan.episodes:
             restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
-        self._ledger.prepare_for_restart(cut, as_recorded(self._ledger, restored.episodes), self._new_id)
+        self._ledger.prepare_for_restart(cut, restored, self._new_id)
 
     def _report(self, plan: RestorePlan, seconds: float) -> RestoreReport:
         current = [sibling.current for group in self._ledger.groups for sibling in group.siblings]

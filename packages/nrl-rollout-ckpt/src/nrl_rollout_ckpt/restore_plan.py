@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -114,12 +114,6 @@ def make_plan(parts: RolloutParts, source: ResumeSource, new_id: Callable[[], st
     return _tried(_with_prompts(plan, saved, source.path, parts), saved, parts, new_id)
 
 
-def as_recorded(ledger: RolloutRecoveryLedger, episodes: Iterable[EnvironmentEpisode]) -> RestoredEnvironmentRollouts:
-    """Name episodes as the ledger does, which is one attempt ahead where a restored one was not dispatched yet."""
-    recorded = {_key(episode): episode for episode in ledger.active_episodes()}
-    return RestoredEnvironmentRollouts(tuple(recorded.get(_key(episode), episode) for episode in episodes))
-
-
 def _divided(plan: RestorePlan, saved: RestoredSidecars, parts: RolloutParts, new_id: Callable[[], str]) -> RestorePlan:
     """Give each group to the index or to the ledger; what is in both is the index's."""
     indexed, recorded = tuple(saved.replay_groups or ()), tuple(saved.ledger_groups or ())
@@ -176,7 +170,7 @@ def _tried(plan: RestorePlan, saved: RestoredSidecars, parts: RolloutParts, new_
     ledger.load_groups(cut, plan.ledger_groups, plan.next_admission_id)
     owned = {_key(episode) for episode in ledger.active_episodes()}
     episodes = tuple(episode for episode in saved.environment_episodes or () if _key(episode) in owned)
-    ledger.prepare_for_restart(cut, as_recorded(ledger, episodes), new_id)
+    ledger.prepare_for_restart(cut, RestoredEnvironmentRollouts(episodes), new_id)
     return replace(plan, episodes=episodes)
 
 

@@ -98,20 +98,17 @@ class FakeEnvironment:
         return list(self._open[episode.instance_id][episode.rollout_id].turns)
 
     async def open(self, episode: EnvironmentEpisode) -> None:
-        """Begin an episode, or take up a restored one, whose attempt was counted up meanwhile.
+        """Begin an episode, or take up a restored one, whose attempt was counted up by one.
 
         Raises:
-            ValueError: If it is open with this attempt or a later one, or is new with an attempt other than 0.
+            ValueError: If it is open with another attempt, or is new with an attempt other than 0.
         """
         await self._running.wait()
         episodes = self._open[episode.instance_id]
         held = episodes.get(episode.rollout_id)
-        if held is None and episode.attempt != 0:
-            raise ValueError(f"attempt {episode.attempt} of {episode.rollout_id!r}, which is not open; allowed: 0")
-        if held is not None and episode.attempt <= held.attempt:
-            raise ValueError(
-                f"attempt {episode.attempt} of {episode.rollout_id!r}; allowed: {held.attempt + 1} or higher"
-            )
+        expected = 0 if held is None else held.attempt + 1
+        if episode.attempt != expected:
+            raise ValueError(f"attempt {episode.attempt} of {episode.rollout_id!r}; allowed: {expected}")
         episodes[episode.rollout_id] = _Open(episode.attempt, [] if held is None else held.turns)
 
     async def turn(self, episode: EnvironmentEpisode, what: str = "turn") -> None:
