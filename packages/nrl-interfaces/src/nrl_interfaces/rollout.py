@@ -330,13 +330,17 @@ class Deadline(Protocol):
     """The end of a run's time budget."""
 
     def would_save(self) -> bool:
-        """Whether the last save is due; changes nothing."""
+        """Whether `check_save` would give True; changes nothing."""
         ...
 
     def check_save(self) -> bool:
-        """Whether it is due; True once, then False for ever."""
+        """Whether the last save is due: True once, then False for ever."""
         ...
 
     def remaining_s(self) -> float:
-        """Seconds until the last save is due; negative afterwards."""
+        """Seconds until the last save is due; negative afterwards, whether or not `check_save` was asked."""
+        ...
+
+    def save_took(self, seconds: float, /) -> None:
+        """Be told how long a save took, so that the last one is due early enough."""
         ...
