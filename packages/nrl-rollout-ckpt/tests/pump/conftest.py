@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
+from nrl_rollout_ckpt.saving.commit_window import CommitWindow
 from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointAttemptReason as Reason
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
@@ -24,23 +25,20 @@ class PumpBench:
         script: What the next saves do: give a result, raise, or do something and then save as far as that is possible.
         durable: The trainer's checkpoints that are durable.
         saves: (moment, force, train step, reason) of each save that has begun; the reason is "" until it has ended.
-        recorded: (outcome, reason, seconds) of each attempt.
     """
 
     def __init__(self, *, budget_s: float | None = None, margin_s: float | None = 0, **config: Any) -> None:
         self.clock = FakeClock()
         self.progress = TrainingProgress()
         self.timeout = TimeoutChecker(budget_s, margin_s=margin_s, clock=self.clock)
-        self.commits = False
+        self.window = CommitWindow()
         self.script: list[Step] = []
         self.durable: set[int] = set()
         self.saves: list[tuple[float, bool, int, str]] = []
-        self.recorded: list[tuple[str, str, float]] = []
         self.is_saving = False
         self.pump = SnapshotPump(
             save=self.save,
-            record=self.record,
-            commit_in_progress=lambda: self.commits,
+            window=self.window,
             progress=self.progress,
             timeout=self.timeout,
             config=RolloutCheckpointConfig(**{"snapshot_attempt_interval_s": 100.0, **config}),
@@ -70,32 +68,29 @@ class PumpBench:
 
     def outcome_now(self) -> RolloutCheckpointSaveResult:
         """What the real saver would say."""
-        if self.commits:
+        if not self.window.is_closed:
             return skipped(Reason.OPTIMIZER_COMMIT_IN_PROGRESS)
         step = self.progress.train_steps
         if step and step not in self.durable:
-            return skipped(Reason.MISSING_TRAINER_ANCHOR)
+            return skipped(Reason.MISSING_TRAINER_ANCHOR, f"step_{step} is not durable")
         anchor = f"step_{step}" if step else "bootstrap"
         path = Path(anchor, f"snapshot_{len(self.saves):06}")
         return RolloutCheckpointSaveResult(saved=True, reason=Reason.COMPLETED, path=path)
 
-    def record(self, *, outcome: str, reason: str, attempt_duration_seconds: float) -> None:
-        self.recorded.append((str(outcome), str(reason), attempt_duration_seconds))
-
     @property
     def reasons(self) -> list[str]:
-        return [reason for _, reason, _ in self.recorded]
+        """Why each save that has ended ended so; "" for one that raised."""
+        return [reason for *_, reason in self.saves]
 
     def publish(self, step: int) -> None:
         """The trainer's checkpoint of `step` becomes durable."""
         self.durable.add(step)
         self.pump.trainer_checkpoint_published(step)
 
-    def commit(self) -> None:
+    def end_step(self) -> None:
         """A train step ends whose commit had begun."""
-        self.commits = False
         self.progress.advance()
-        self.pump.commit_window_closed()
+        self.window.close()
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -117,8 +112,8 @@ class PumpBench:
         asyncio.run(run())
 
 
-def skipped(reason: Reason) -> RolloutCheckpointSaveResult:
-    return RolloutCheckpointSaveResult(saved=False, reason=reason)
+def skipped(reason: Reason, details: str = "") -> RolloutCheckpointSaveResult:
+    return RolloutCheckpointSaveResult(saved=False, reason=reason, details=details)
 
 
 async def settle() -> None:

@@ -8,7 +8,7 @@ import pytest
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointAttemptReason as Reason
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
 from nrl_rollout_ckpt.saving.pump_errors import RequiredSnapshotError
-from nrl_rollout_ckpt.saving.requests import PumpEndedError
+from nrl_rollout_ckpt.saving.requests import SnapshotRefusedError
 
 Result = Future[RolloutCheckpointSaveResult]
 
@@ -52,7 +52,7 @@ def test_a_request_before_the_pump_runs_waits_for_it(bench: Any) -> None:
 
 def test_a_request_that_meets_a_commit_runs_when_it_closes(bench: Any) -> None:
     async def story(task: asyncio.Task[None]) -> None:
-        bench.commits = True
+        bench.window.open()
         future = bench.pump.request("by hand")
         await bench.pass_time(99)
         assert bench.saves == []
@@ -60,7 +60,7 @@ def test_a_request_that_meets_a_commit_runs_when_it_closes(bench: Any) -> None:
         assert bench.saves == [(100, False, 0, "optimizer_commit_in_progress")]
         assert not future.done()
         bench.durable.add(1)
-        bench.commit()
+        bench.end_step()
         await bench.pass_time(0)
         assert future.result(timeout=0).saved
         assert bench.saves[1:] == [(100, True, 1, "completed")]
@@ -70,7 +70,7 @@ def test_a_request_that_meets_a_commit_runs_when_it_closes(bench: Any) -> None:
 
 def test_a_request_whose_save_loses_to_a_step_is_tried_again(bench: Any) -> None:
     async def a_step_begins() -> None:
-        bench.commits = True
+        bench.window.open()
 
     async def story(task: asyncio.Task[None]) -> None:
         bench.script = [a_step_begins]
@@ -79,7 +79,7 @@ def test_a_request_whose_save_loses_to_a_step_is_tried_again(bench: Any) -> None
         assert bench.reasons == ["optimizer_commit_in_progress"]
         assert not future.done()
         bench.durable.add(1)
-        bench.commit()
+        bench.end_step()
         await bench.pass_time(0)
         assert future.result(timeout=0).saved
 
@@ -146,11 +146,11 @@ def test_a_request_may_stop_the_run(bench: Any) -> None:
 
 def test_a_stop_waits_for_a_commit_and_for_the_checkpoint_after_it(bench: Any) -> None:
     async def story(task: asyncio.Task[None]) -> None:
-        bench.commits = True
+        bench.window.open()
         future = bench.pump.request("preempted", stop=True)
         await bench.pass_time(5)
         assert bench.saves == []
-        bench.commit()
+        bench.end_step()
         await bench.pass_time(5)
         assert bench.reasons == ["missing_trainer_anchor"]
         assert not future.done()
@@ -175,14 +175,14 @@ def test_a_stop_without_an_anchor_stops_after_the_grace_and_says_which(
         await task
         assert future.result(timeout=0).reason is Reason.MISSING_TRAINER_ANCHOR
         assert bench.pump.stop_requested
-        assert "preempted; the trainer checkpoint step_1 did not become durable" in caplog.text
+        assert "preempted; step_1 is not durable" in caplog.text
 
     bench.play(story)
 
 
 def test_a_commit_that_never_ends_stops_the_run_after_the_grace(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def story(task: asyncio.Task[None]) -> None:
-        bench.commits = True
+        bench.window.open()
         future = bench.pump.request("preempted", stop=True)
         await bench.pass_time(0)
         await bench.pass_time(120)
@@ -208,9 +208,11 @@ def test_a_stop_whose_snapshot_fails_is_an_error_of_the_run(bench: Any) -> None:
 
 def test_requests_that_wait_when_the_pump_ends_and_later_ones_are_refused(bench: Any) -> None:
     late: list[Result] = []
+    stops: list[Result] = []
 
     async def ask() -> None:
         late.append(bench.pump.request("during the last save"))
+        stops.append(bench.pump.request("SIGTERM", stop=True))
 
     async def story(task: asyncio.Task[None]) -> None:
         bench.script = [ask]
@@ -218,8 +220,9 @@ def test_requests_that_wait_when_the_pump_ends_and_later_ones_are_refused(bench:
         await task
         late.append(await asyncio.to_thread(bench.pump.request, "after"))
         for future in late:
-            with pytest.raises(PumpEndedError):
+            with pytest.raises(SnapshotRefusedError):
                 future.result(timeout=0)
+        assert stops[0].result(timeout=0).saved
         assert len(bench.saves) == 1
         assert bench.pump.stop_requested
 

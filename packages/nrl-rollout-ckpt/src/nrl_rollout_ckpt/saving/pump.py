@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Final, Protocol
 
@@ -14,8 +14,8 @@ from nrl_interfaces.rollout import Deadline
 
 from nrl_rollout_ckpt.clock import Clock
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
+from nrl_rollout_ckpt.saving.commit_window import CommitWindow
 from nrl_rollout_ckpt.saving.outcomes import (
-    RolloutCheckpointAttemptOutcome,
     RolloutCheckpointAttemptReason,
     RolloutCheckpointSaveResult,
     reason_of,
@@ -25,7 +25,7 @@ from nrl_rollout_ckpt.saving.requests import SnapshotRequest, SnapshotRequests
 from nrl_rollout_ckpt.state.rollout_state import TrainingProgress
 
 _log = logging.getLogger(__name__)
-_Outcome, _Reason = RolloutCheckpointAttemptOutcome, RolloutCheckpointAttemptReason
+_Reason = RolloutCheckpointAttemptReason
 _LOST_TO_A_STEP: Final = frozenset({_Reason.OPTIMIZER_COMMIT_IN_PROGRESS, _Reason.TRAINER_STATE_CHANGED})
 _MAY_PASS: Final = _LOST_TO_A_STEP | {_Reason.MISSING_TRAINER_ANCHOR}
 
@@ -38,31 +38,16 @@ class SnapshotSaver(Protocol):
         ...
 
 
-class AttemptRecorder(Protocol):
-    """Is told of every attempt."""
-
-    def __call__(
-        self,
-        *,
-        outcome: RolloutCheckpointAttemptOutcome,
-        reason: RolloutCheckpointAttemptReason,
-        attempt_duration_seconds: float,
-    ) -> None:
-        """Record one."""
-        ...
-
-
 class SnapshotPump:
     """Takes snapshots one after another until the run is to stop.
 
-    The first attempt comes one interval after the begin, each other one an interval after the end of the one before.
-    Without an interval there are none by time: the pump takes a snapshot on request, after each of the trainer's
-    checkpoints, and at the deadline.
+    The first attempt comes one interval after the begin, each other one an interval after the end of the one before;
+    requests and the trainer's checkpoints do not wait for it. Without an interval snapshots are off: requests are
+    refused, and `run` only sleeps.
 
     Args:
-        save: Takes a snapshot.
-        record: Is told of every attempt.
-        commit_in_progress: Whether a train step commits now; `commit_window_closed` is called when it has.
+        save: Takes a snapshot, and reports the attempt.
+        window: The train step's commits; requests wait until they are over.
         progress: Where training is.
         timeout: The run's deadline.
         config: The interval, how many failures are allowed, and how long to wait at the deadline.
@@ -73,16 +58,14 @@ class SnapshotPump:
         self,
         *,
         save: SnapshotSaver,
-        record: AttemptRecorder,
-        commit_in_progress: Callable[[], bool],
+        window: CommitWindow,
         progress: TrainingProgress,
         timeout: Deadline,
         config: RolloutCheckpointConfig,
         clock: Clock,
     ) -> None:
         self._save = save
-        self._record = record
-        self._commit_in_progress = commit_in_progress
+        self._window = window
         self._progress = progress
         self._timeout = timeout
         self._config = config
@@ -95,6 +78,9 @@ class SnapshotPump:
         self._last_published: int | None = None
         self._failures = 0
         self._stop_requested = False
+        window.when_closed(self._wake)
+        if config.snapshot_attempt_interval_s is None:
+            self._requests.refuse("snapshots are off, since snapshot_attempt_interval_s is None")
 
     @property
     def stop_requested(self) -> bool:
@@ -110,13 +96,9 @@ class SnapshotPump:
         self._published = self._last_published = step
         self._wake()
 
-    def commit_window_closed(self) -> None:
-        """Wake the pump for the requests that met a train step's commit."""
-        self._wake()
-
     def close(self) -> None:
         """Refuse the requests that wait, and all that come later."""
-        self._requests.end()
+        self._requests.refuse("the snapshot pump has ended; `save_snapshot(force=True)` takes one without it")
 
     async def run(self) -> None:
         """Take snapshots; returns only when the run is to stop, and then `stop_requested` is True.
@@ -130,16 +112,20 @@ class SnapshotPump:
         if self._loop is not None:
             raise RuntimeError("the snapshot pump was started a second time; `run()` is for one task, once")
         self._loop = asyncio.get_running_loop()
+        interval = self._config.snapshot_attempt_interval_s
         try:
-            await self._take_snapshots()
-            self._stop_requested = True
+            if interval is None:
+                await self._clock.wait(asyncio.Event(), None)  # until cancelled: the trainer ends the run
+            else:
+                await self._take_snapshots(interval)
+                self._stop_requested = True
         finally:
             self.close()
 
     # ---- Before the end ----
 
-    async def _take_snapshots(self) -> None:
-        due = self._after_interval()
+    async def _take_snapshots(self, interval_s: float) -> None:
+        due = self._clock.monotonic() + interval_s
         while (purpose := self._purpose_of_end()) is None:
             requests = self._ready_requests()
             if not requests and self._published is None and self._clock.monotonic() < due:
@@ -147,17 +133,13 @@ class SnapshotPump:
                 continue
             step = self._progress.train_steps
             result = await self._attempt(requests, force=bool(requests), keep_waiting=_LOST_TO_A_STEP)
-            due = self._after_interval()
+            due = self._clock.monotonic() + interval_s
             if result.saved and self._is_due() and self._is_last_anchor(step):
                 return self._end(result, "the time budget ran out during this snapshot")
         return self._end(await self._take_last_snapshot(purpose), purpose)
 
-    def _after_interval(self) -> float:
-        interval = self._config.snapshot_attempt_interval_s
-        return math.inf if interval is None else self._clock.monotonic() + interval
-
     def _ready_requests(self) -> tuple[SnapshotRequest, ...]:
-        return () if self._commit_in_progress() else self._requests.waiting
+        return self._requests.waiting if self._window.is_closed else ()
 
     def _purpose_of_end(self) -> str | None:
         if self._is_due():
@@ -193,21 +175,20 @@ class SnapshotPump:
                 return result
 
     def _may_take_last(self) -> bool:
-        if self._commit_in_progress():
+        if not self._window.is_closed:
             return False
         step = self._progress.train_steps
         at_once = step == 0 or any(request.stop for request in self._requests.waiting)
         return self._has_news if at_once else self._published == step
 
     def _end(self, result: RolloutCheckpointSaveResult, purpose: str) -> None:
+        # Whoever asked for the end meanwhile has it; others asked for a snapshot of later, and are refused.
+        self._requests.answer(tuple(request for request in self._requests.waiting if request.stop), result)
         if result.saved:
             self._timeout.check_save()  # only now: whoever takes it before answers for the last save
             _log.info("the run stops: %s; its last snapshot is %s", purpose, result.path)
             return
-        why = result.details or result.reason.value
-        if result.reason is _Reason.MISSING_TRAINER_ANCHOR:
-            why = f"the trainer checkpoint step_{self._progress.train_steps} did not become durable in time"
-        _log.warning("the run stops without a last snapshot: %s; %s", purpose, why)
+        _log.warning("the run stops without a last snapshot: %s; %s", purpose, result.details or result.reason.value)
 
     # ---- One attempt ----
 
@@ -219,29 +200,20 @@ class SnapshotPump:
         keep_waiting: Collection[RolloutCheckpointAttemptReason],
         required_for: str | None = None,
     ) -> RolloutCheckpointSaveResult:
-        """Attempt a snapshot, record it, and answer `requests` unless it was skipped for a reason in `keep_waiting`."""
+        """Attempt a snapshot, and answer `requests` unless it was skipped for a reason in `keep_waiting`."""
         self._published, self._has_news = None, False
         began = self._clock.monotonic()
         try:
             result = await self._save(force=force)
-        except BaseException as error:
-            self._log_attempt(_Outcome.FAILED, reason_of(error), began)
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:  # noqa: BLE001 - raised again, or answered and counted
             self._requests.answer(requests, error)
             return self._after_failure(error, required_for)
-        self._log_attempt(_Outcome.COMPLETED if result.saved else _Outcome.SKIPPED, result.reason, began)
         if result.saved:
             self._failures = 0
             self._timeout.save_took(self._clock.monotonic() - began)
         if result.reason not in keep_waiting:
             self._requests.answer(requests, result)
         return result
-
-    def _log_attempt(
-        self, outcome: RolloutCheckpointAttemptOutcome, reason: RolloutCheckpointAttemptReason, began: float
-    ) -> None:
-        self._record(outcome=outcome, reason=reason, attempt_duration_seconds=self._clock.monotonic() - began)
 
     def _after_failure(self, error: Exception, required_for: str | None) -> RolloutCheckpointSaveResult:
         if not isinstance(error, OSError):

@@ -10,22 +10,20 @@ from dataclasses import dataclass, field
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
 
 
-class PumpEndedError(RuntimeError):
-    """Raised by a request that no snapshot will answer any more.
+class SnapshotRefusedError(RuntimeError):
+    """Raised by a request that no snapshot will answer.
 
     Attributes:
         reason: What the request was for.
+        refusal: Why there will be none.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: str, refusal: str) -> None:
+        super().__init__(reason, refusal)
+        self.reason, self.refusal = reason, refusal
 
     def __str__(self) -> str:
-        return (
-            f"the snapshot requested for {self.reason!r} was not taken: the snapshot pump has ended; request it while "
-            "`run()` runs, or call `save_snapshot(force=True)`"
-        )
+        return f"the snapshot requested for {self.reason!r} was not taken: {self.refusal}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,19 +52,19 @@ class SnapshotRequests:
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: list[SnapshotRequest] = []
-        self._ended = False
+        self._refusal: str | None = None
 
     def add(self, reason: str, *, stop: bool) -> Future[RolloutCheckpointSaveResult]:
-        """Let a request wait; its future gets `PumpEndedError` where no pump will look any more."""
+        """Let a request wait; its future gets `SnapshotRefusedError` where no pump will look any more."""
         request = SnapshotRequest(reason, stop)
         with self._lock:
-            ended = self._ended
-            if not ended:
+            refusal = self._refusal
+            if refusal is None:
                 self._waiting.append(request)
-        if ended:
-            request.future.set_exception(PumpEndedError(reason))
-        else:
+        if refusal is None:
             self._wake()
+        else:
+            request.future.set_exception(SnapshotRefusedError(reason, refusal))
         return request.future
 
     @property
@@ -90,9 +88,9 @@ class SnapshotRequests:
             else:
                 request.future.set_result(result)
 
-    def end(self) -> None:
-        """Refuse those that wait, and all that come later."""
+    def refuse(self, refusal: str) -> None:
+        """Refuse those that wait, and all that come later; the first refusal stays."""
         with self._lock:
-            self._ended = True
+            self._refusal = self._refusal or refusal
         for request in self.waiting:
-            self.answer((request,), PumpEndedError(request.reason))
+            self.answer((request,), SnapshotRefusedError(request.reason, self._refusal))

@@ -40,9 +40,10 @@ from nrl_rollout_ckpt.saving.outcomes import (
     RolloutCheckpointSaveResult,
     reason_of,
 )
+from nrl_rollout_ckpt.saving.pumped_snapshots import PumpedSnapshots
 from nrl_rollout_ckpt.saving.requirements import require_snapshots_work
 from nrl_rollout_ckpt.saving.snapshot_states import AttemptEvent
-from nrl_rollout_ckpt.saving.state_saving import SavesRolloutState, controller_bytes, write_controller_sidecars
+from nrl_rollout_ckpt.saving.state_saving import controller_bytes, write_controller_sidecars
 from nrl_rollout_ckpt.state.completion import in_thread
 from nrl_rollout_ckpt.state.rollout_state import CapturedRolloutState, CheckpointKind, RolloutParts
 
@@ -82,7 +83,7 @@ class PublishedFiles(NamedTuple):
     commit_seconds: float
 
 
-class RolloutSnapshotter(SavesRolloutState):
+class RolloutSnapshotter(PumpedSnapshots):
     """Saves the state of rollouts: in snapshots of its own, and in the trainer's checkpoints.
 
     It holds the checkpoint folder from its construction to `close`, and is a context manager. For one event loop.
@@ -115,12 +116,12 @@ class RolloutSnapshotter(SavesRolloutState):
         super().__init__(
             parts,
             checkpointer=checkpointer,
+            timeout=timeout,
             bootstrap_identity=bootstrap_identity,
             teacher_coordinator=teacher_coordinator,
             records_prompt_groups=records_prompt_groups,
         )
         require_snapshots_work(parts)
-        self._timeout = timeout
         self._free_bytes = free_bytes
         self._report = OutcomeReport(parts.metrics, parts.config.snapshot_attempt_interval_s)
         self._saved_bytes = 0
@@ -128,11 +129,12 @@ class RolloutSnapshotter(SavesRolloutState):
         self._owner = FolderOwner(checkpointer.checkpoint_dir, parts.file_ops, parts.clock.time)
 
     def close(self) -> None:
-        """Let the checkpoint folder go; safe to call twice.
+        """Let the checkpoint folder go, refuse requests, put SIGTERM's handler back; safe to call twice.
 
         Raises:
             RuntimeError: If a trainer checkpoint did not become durable and nobody has been told yet.
         """
+        self._end_pump()
         self._owner.close()
         self._anchors.raise_failure()
 
