@@ -52,7 +52,7 @@ class RowTransitions(_UsesRolloutParts):
             raise TypeError(f"the data plane is a {kind} without put_samples; allowed: one that has it")
         self._plane = parts.data_plane
         self._committing: dict[str, ReplayGroup] = {}  # their rows are being put: the index keeps room for them
-        self._claimed_version: int | None = None
+        self._claimed: tuple[int, int] | None = None  # the version that claimed last, and how many groups it wanted
 
     async def commit_group(
         self, group_id: str, fields: Any, *, tags: Sequence[dict[str, Any]] | None = None
@@ -93,7 +93,7 @@ class RowTransitions(_UsesRolloutParts):
             if chosen is None:
                 return None
             claim = self._replay_index.claim(cut, chosen)
-            self._claimed_version = version
+            self._claimed = (version, wanted)
             return claim
 
     async def write_back(self, claim: TrainingClaim, fields: Any) -> None:
@@ -127,8 +127,7 @@ class RowTransitions(_UsesRolloutParts):
             self._replay_index.require_open(claim)
             await self._clear_rows(claim)
             self._replay_index.release(cut, claim)
-            for step in [step for step in self._runtime.batch_shortfall if step < self._progress.trainer_version]:
-                del self._runtime.batch_shortfall[step]  # no step asks for it again
+            self._settle_shortfall(len(claim.groups))
 
         async with self._barrier.mutation("sample_clears") as cut:
             await run_to_end(finish(cut))
@@ -141,7 +140,7 @@ class RowTransitions(_UsesRolloutParts):
         """
         async with self._barrier.mutation("other") as cut:
             self._replay_index.put_back(cut, claim)
-            self._claimed_version = None
+            self._claimed = None
 
     async def evict(self) -> tuple[str, ...]:
         """Give up the groups that no step may train on any more, and their rows.
@@ -223,6 +222,18 @@ class RowTransitions(_UsesRolloutParts):
         """Note that groups will never come; where none are stamped, for the step that takes its groups next."""
         if target_step is None:
             version = self._progress.trainer_version
-            target_step = version + 1 if self._claimed_version == version else version
+            target_step = version + 1 if self._claimed is not None and self._claimed[0] == version else version
         shortfall = self._runtime.batch_shortfall
         shortfall[target_step] = shortfall.get(target_step, 0) + groups
+
+    def _settle_shortfall(self, trained: int) -> None:
+        """Drop what no step asks for again; what the step had more than it could take less is the next one's."""
+        shortfall = self._runtime.batch_shortfall
+        if self._claimed is not None:
+            version, wanted = self._claimed
+            left = shortfall.get(version, 0) - (wanted - trained)
+            if left > 0:
+                shortfall[version] -= left
+                shortfall[version + 1] = shortfall.get(version + 1, 0) + left
+        for step in [step for step in shortfall if step < self._progress.trainer_version]:
+            del shortfall[step]
