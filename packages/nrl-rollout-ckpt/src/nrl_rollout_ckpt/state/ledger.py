@@ -319,8 +319,9 @@ class RolloutRecoveryLedger(LedgerReads):
     ) -> None:
         """Make every group one that can be dispatched or committed: attempts that ended with their process begin anew.
 
-        An episode that the environment goes on with keeps its attempt, one above the number it was saved with. Sealed siblings are kept, but not at
-        PROMPT_GROUP granularity or level. All other attempts are abandoned, with a new one reserved.
+        An episode that the environment goes on with keeps its attempt, one above the number that it was saved with.
+        Sealed siblings are kept, but not at PROMPT_GROUP granularity or level. All other attempts are abandoned, with a
+        new one reserved.
 
         Args:
             cut: A live cut.

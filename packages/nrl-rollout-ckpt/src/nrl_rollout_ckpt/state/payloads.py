@@ -124,7 +124,10 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor], what: str, path: t
         if _TENSOR in items:
             where = "".join(path).lstrip(".") or "<root>"
             raise PayloadTypeError(what, f"{where} has the key {_TENSOR!r}, which stands for a tensor")
-        return {key: _without_tensors(item, tensors, what, (*path, f".{key}")) for key, item in items.items()}
+        in_order = sorted(
+            items.items(), key=lambda item: str(item[0])
+        )  # so that their order changes no tensor's number
+        return {key: _without_tensors(item, tensors, what, (*path, f".{key}")) for key, item in in_order}
     if isinstance(value, list | tuple):
         sequence = cast("list[Any]", value)
         return [
