@@ -111,13 +111,16 @@ def check_excluded_paths(paths: Sequence[str]) -> None:
     """Refuse dotpaths that name nothing, or everything.
 
     Raises:
-        ValueError: One is empty, padded with blanks, has an empty segment, or is a bare ``*`` or ``**``.
+        ValueError: They are one string; or one is empty, padded with blanks, has an empty segment, or is a bare
+            ``*`` or ``**``.
     """
+    name, allowed = "extra_fingerprint_excluded_paths", "dotpaths such as 'logger.**', not a bare * or **"
+    _check(name, paths, f"a list of {allowed}", not isinstance(paths, str))
     for path in paths:
         segments = path.split(".") if isinstance(path, str) else []
         bare = path in ("*", "**")
         holds = bool(segments) and all(segments) and path == path.strip() and not bare
-        _check("extra_fingerprint_excluded_paths", path, "dotpaths such as 'logger.**', not a bare * or **", holds)
+        _check(name, path, allowed, holds)
 
 
 def _check(name: str, value: object, allowed: str, holds: bool) -> None:  # noqa: FBT001

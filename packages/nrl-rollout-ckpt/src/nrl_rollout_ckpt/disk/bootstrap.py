@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -66,7 +66,7 @@ class BootstrapCompatibilityIdentity:
     identity: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], extra_excluded_paths: Iterable[str] = ()) -> Self:
+    def of(cls, config: Mapping[str, Any], extra_excluded_paths: Sequence[str] = ()) -> Self:
         """Make the identity of a run.
 
         Args:
@@ -78,9 +78,9 @@ class BootstrapCompatibilityIdentity:
         Raises:
             ValueError: A path is not allowed, or the config holds what is no plain data; names where.
         """
-        extra = tuple(extra_excluded_paths)
-        check_excluded_paths(extra)
-        excluded = sorted({path for paths in BUILT_IN_EXCLUSIONS.values() for path in paths} | set(extra))
+        check_excluded_paths(extra_excluded_paths)
+        built_in = (path for paths in BUILT_IN_EXCLUSIONS.values() for path in paths)
+        excluded = sorted({*built_in, *extra_excluded_paths})
         patterns = [_Pattern.of(path) for path in excluded]
         identity = {
             "schema_version": FORMAT,

@@ -236,6 +236,8 @@ def read_manifest(path: Path) -> RolloutSnapshotManifest:
         ValueError: It is damaged.
         OSError: There is none, or it can't be read.
     """
+    if path.is_symlink():
+        raise ValueError(f"{path}: it is a symbolic link")
     data = path.read_bytes()
     try:
         manifest = RolloutSnapshotManifest.from_mapping(json.loads(data))

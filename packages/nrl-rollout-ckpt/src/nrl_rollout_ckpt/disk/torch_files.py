@@ -6,7 +6,7 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
 from nrl_interfaces.fileops import WRITE_NEW, FileOps, OutputFile
@@ -18,6 +18,7 @@ __all__ = ["Tensors", "TorchFileError", "pack", "read", "require_loadable", "unp
 
 Tensors: TypeAlias = dict[str, tuple[torch.Tensor, ...]]
 """Tensors by the id of what they belong to."""
+_BLOCK: Final = 1 << 20
 
 
 class TorchFileError(ValueError):
@@ -61,7 +62,7 @@ def write(path: Path, content: Any, ops: FileOps) -> None:
     with OutputFile(path, WRITE_NEW, ops) as file:
         target = _Target(file)
         torch.save(content, cast("Any", target))
-        target.raise_error()
+        target.finish()
 
 
 def read(path: Path) -> Any:
@@ -165,23 +166,39 @@ def _unloadable(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
 
 
 class _Target:
-    """What torch.save writes to: it would hide an error of `write`, so that waits, and the rest goes by."""
+    """What torch.save writes to, many small pieces at once.
+
+    torch.save would hide an error of `write` behind one of its own: so the error waits, and the rest goes by.
+    """
 
     def __init__(self, file: OutputFile) -> None:
         self._file = file
+        self._pieces = bytearray()
         self._error: OSError | None = None
 
     def write(self, data: ReadableBuffer) -> int:
+        size = memoryview(data).nbytes
+        if size < _BLOCK:
+            self._pieces += data
+        if len(self._pieces) >= _BLOCK or size >= _BLOCK:
+            self._pass_on(self._pieces)
+            self._pieces = bytearray()
+        if size >= _BLOCK:
+            self._pass_on(data)
+        return size
+
+    def flush(self) -> None:
+        """Nothing is gained by it before the end; torch.save calls this."""
+
+    def finish(self) -> None:
+        """Write what waits, or raise the error of a write."""
+        self._pass_on(self._pieces)
+        if self._error is not None:
+            raise self._error
+
+    def _pass_on(self, data: ReadableBuffer) -> None:
         if self._error is None:
             try:
                 self._file.write(data)
             except OSError as error:
                 self._error = error
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        """Nothing waits here to be written; torch.save calls this."""
-
-    def raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
