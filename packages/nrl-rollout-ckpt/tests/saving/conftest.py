@@ -69,7 +69,8 @@ class World:
             target_level=RecoveryTargetLevel.TURN if turns else RecoveryTargetLevel.SIBLING,
             **overrides.pop("settings", {}),
         )
-        options = {name: overrides.pop(name) for name in ("free_bytes", "teacher_coordinator") if name in overrides}
+        names = ("free_bytes", "teacher_coordinator", "timeout")
+        options = {name: overrides.pop(name) for name in names if name in overrides}
         self.parts = self.new_parts(metrics=self.events.append, **overrides)
         self.environment: Any = self.parts.environment
         self.transitions = RolloutTransitions(self.parts)
@@ -79,9 +80,8 @@ class World:
         self.snapshotter = RolloutSnapshotter(
             self.parts,
             checkpointer=self.checkpoints,
-            timeout=NoDeadline(),
             bootstrap_identity=IDENTITY,
-            **{"teacher_coordinator": None, **options},
+            **{"teacher_coordinator": None, "timeout": NoDeadline(), **options},
             records_prompt_groups=lambda: True,
         )
 
