@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nrl_interfaces.fileops import FileOps
-
+from nrl_interfaces.testing.faults import FailingOps, KillingOps, Moment, RecordingOps
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.selection import select_resume_source
@@ -38,6 +38,52 @@ class UnsyncedOps(FileOps):
 
     def fsync_folder(self, path: Path) -> None:
         """Do nothing."""
+
+
+class SwitchedOps(FileOps):
+    """Hands every operation to `now`, which a test may exchange."""
+
+    def __init__(self) -> None:
+        self.now: FileOps = UnsyncedOps()
+
+    def open(self, path: Path, flags: int) -> int:
+        return self.now.open(path, flags)
+
+    def write(self, fd: int, data: Any) -> int:
+        return self.now.write(fd, data)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.now.truncate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        self.now.fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.now.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self.now.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        self.now.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        self.now.rmdir(path)
+
+    def fsync_folder(self, path: Path) -> None:
+        self.now.fsync_folder(path)
+
+
+class UnsyncedRecordingOps(RecordingOps, UnsyncedOps):
+    """Notes every operation."""
+
+
+class UnsyncedFailingOps(FailingOps, UnsyncedOps):
+    """Lets one operation fail."""
+
+
+class UnsyncedKillingOps(KillingOps, UnsyncedOps):
+    """Kills the process at one operation."""
 
 
 class NoDeadline:
@@ -69,9 +115,8 @@ class World:
             target_level=RecoveryTargetLevel.TURN if turns else RecoveryTargetLevel.SIBLING,
             **overrides.pop("settings", {}),
         )
-        names = ("free_bytes", "teacher_coordinator", "timeout")
-        options = {name: overrides.pop(name) for name in names if name in overrides}
-        self.parts = self.new_parts(metrics=self.events.append, **overrides)
+        options = {name: overrides.pop(name) for name in ("free_bytes", "teacher_coordinator") if name in overrides}
+        self.parts = self.new_parts(**{"metrics": self.events.append, **overrides})
         self.environment: Any = self.parts.environment
         self.transitions = RolloutTransitions(self.parts)
         self.checkpoints = CheckpointManager(folder, ops=self.file_ops)
@@ -219,15 +264,33 @@ class World:
     def close(self) -> None:
         self.snapshotter.close()
 
+    # ---- Faults on the disk, in the attempt alone ----
+
+    def record(self) -> RecordingOps:
+        assert isinstance(self.file_ops, SwitchedOps)
+        self.file_ops.now = ops = UnsyncedRecordingOps()
+        return ops
+
+    def fail(self, at: int, code: int) -> FailingOps:
+        assert isinstance(self.file_ops, SwitchedOps)
+        self.file_ops.now = ops = UnsyncedFailingOps(at, code)
+        return ops
+
+    def kill(self, at: int, moment: Moment) -> None:
+        assert isinstance(self.file_ops, SwitchedOps)
+        self.file_ops.now = UnsyncedKillingOps(at, moment)
+
 
 @pytest.fixture
 def new_world(tmp_path: Path) -> Callable[..., World]:
     """Makes a `World` in a folder of its own, or in `folder`."""
     count = 0
 
-    def make(*, folder: Path | None = None, **overrides: Any) -> World:
+    def make(*, folder: Path | None = None, faults: bool = False, **overrides: Any) -> World:
         nonlocal count
         count += 1
+        if faults:
+            overrides["ops"] = SwitchedOps()
         return World(folder or tmp_path / f"run{count}", **overrides)
 
     return make

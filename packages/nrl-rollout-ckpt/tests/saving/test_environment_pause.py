@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
-
 from nrl_rollout_ckpt.saving.commit_window import CommitWindow
 from nrl_rollout_ckpt.saving.environment_phase import EnvironmentPhase, enter_unless_a_step_commits
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointAttemptReason as Reason
@@ -171,8 +170,9 @@ def test_an_entry_that_ends_all_the_same_is_left_by_the_stack() -> None:
         window, stack = CommitWindow(), contextlib.AsyncExitStack()
         phase = EnvironmentPhase(stubborn(), FakeClock())
         entering = asyncio.ensure_future(enter_unless_a_step_commits(stack, phase, window))
-        while not calls:
+        for _ in range(3):
             await asyncio.sleep(0)
+        assert calls == ["paused"]
         if cancelled:
             entering.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -265,12 +265,15 @@ def test_warns_of_a_pause_longer_than_the_interval(new_world: NewWorld, caplog: 
     async def run() -> None:
         world = await new_world(settings={"snapshot_attempt_interval_s": 10.0}).populate()
 
-        async def slow(step: str, instance: str) -> None:
-            if step == "prepare":
-                world.parts.clock.advance(seconds)
+        def takes(seconds: float) -> Callable[[str, str], Awaitable[None]]:
+            async def slow(step: str, instance: str) -> None:
+                if (step, instance) == ("prepare", "env0"):
+                    world.parts.clock.advance(seconds)
 
-        world.environment.hook = slow
-        for seconds, warned in ((5.0, False), (5.1, True)):  # two instances
+            return slow
+
+        for seconds, warned in ((10.0, False), (10.2, True)):
+            world.environment.hook = takes(seconds)
             caplog.clear()
             await world.save()
             assert ("the environment was paused for 10.2 s" in caplog.text) is warned

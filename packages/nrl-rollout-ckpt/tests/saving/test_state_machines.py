@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-
 from nrl_rollout_ckpt.saving.attempt import SnapshotAttempt
 from nrl_rollout_ckpt.saving.commit_window import CommitWindow
 from nrl_rollout_ckpt.saving.environment_phase import EnvironmentPhase
@@ -34,7 +33,9 @@ MACHINES = [
 ]
 
 
-@pytest.mark.parametrize(("table", "states", "events", "ends"), MACHINES, ids=lambda value: getattr(value, "machine", ""))
+@pytest.mark.parametrize(
+    ("table", "states", "events", "ends"), MACHINES, ids=lambda value: getattr(value, "machine", "")
+)
 def test_every_state_is_reached_and_left(
     table: TransitionTable[Any, Any], states: type[StrEnum], events: type[StrEnum], ends: set[Any]
 ) -> None:

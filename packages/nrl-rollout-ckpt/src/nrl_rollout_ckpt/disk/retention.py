@@ -89,8 +89,14 @@ def prune_bootstrap_snapshots(checkpoint_dir: Path, durable_trainer_checkpoint: 
     return bool(_clear_anchor(checkpoint_dir / BOOTSTRAP, ops))
 
 
-def fit_disk_budget(checkpoint_dir: Path, max_disk_bytes: int, ops: FileOps) -> list[Path]:
+def fit_disk_budget(checkpoint_dir: Path, max_disk_bytes: int, ops: FileOps, *, reserve_bytes: int = 0) -> list[Path]:
     """Remove snapshots until the rest fits: damaged ones first, then the oldest; the newest complete one always stays.
+
+    Args:
+        checkpoint_dir: The folder of the trainer checkpoints.
+        max_disk_bytes: What all snapshots together may take.
+        ops: The operations on files.
+        reserve_bytes: What a snapshot that is about to be written will take of it.
 
     Returns:
         Those that are gone.
@@ -102,10 +108,10 @@ def fit_disk_budget(checkpoint_dir: Path, max_disk_bytes: int, ops: FileOps) -> 
     sizes = {path: folder_bytes(path) for path in oldest_first}
     total, gone = sum(sizes.values()), list[Path]()
     for path in doomed:
-        if total > max_disk_bytes and _discard([path], ops):
+        if total + reserve_bytes > max_disk_bytes and _discard([path], ops):
             gone.append(path)
             total -= sizes[path]
-    if total > max_disk_bytes:
+    if total > max_disk_bytes and not reserve_bytes:
         logger.warning("snapshots in %s take %d bytes, max_disk_bytes is %d", checkpoint_dir, total, max_disk_bytes)
     return gone
 

@@ -159,8 +159,8 @@ class RolloutSnapshotter(PumpedSnapshots):
 
         Raises:
             OSError, TimeoutError: The disk or the environment refused; a later attempt may succeed.
-            RuntimeError: Snapshots are off, or the state contradicts itself. Whatever is raised: the snapshots before
-                are there, nothing is left of this one, and the environment runs.
+            RuntimeError: Snapshots are off, or the state contradicts itself. Whatever is raised, a cancellation too: the
+                environment runs, the snapshots before are there, and this one is either whole or not there.
         """
         if self._config.snapshot_attempt_interval_s is None:
             raise RuntimeError("snapshots are off: snapshot_attempt_interval_s is None; allowed: seconds above 0")

@@ -158,6 +158,7 @@ class SavesRolloutState(_UsesRolloutParts):
             RuntimeError: If a trainer checkpoint meets an open optimizer-commit window, the cut is not exclusive, or
                 the state contradicts itself.
         """
+        kind = CheckpointKind(kind)
         if kind is CheckpointKind.TRAINER_CHECKPOINT and self._window.state is WindowState.OPEN:
             raise RuntimeError(
                 "a trainer checkpoint inside the optimizer-commit window: its counters are still those of the step "
