@@ -1,0 +1,1 @@
+"""What the verbs of the command `nrl-rollout-ckpt` do; only `prune` changes anything or takes a lock."""
