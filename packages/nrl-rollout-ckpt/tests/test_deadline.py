@@ -77,6 +77,7 @@ def test_it_is_taken_once_and_looking_takes_nothing() -> None:
     assert timeout.check_save()
     assert not timeout.would_save()
     assert not timeout.check_save()
+    assert not timeout.check_save()
     assert timeout.remaining_s() == 0
 
 

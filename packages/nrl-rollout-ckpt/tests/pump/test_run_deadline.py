@@ -210,17 +210,27 @@ def test_a_snapshot_under_the_trainers_last_checkpoint_counts_as_the_last(make_b
     bench.play(story)
 
 
-def test_a_snapshot_under_an_older_checkpoint_does_not(make_bench: Any) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("published", ["before it", "during it"])
+def test_a_snapshot_under_an_older_checkpoint_does_not(make_bench: Any, published: str, fails: bool) -> None:
     bench = make_bench(budget_s=110)
     bench.progress.advance()
-    bench.durable.add(1)
 
     async def runs_past_the_deadline() -> None:
         bench.clock.advance(50)
+        if published == "during it":
+            bench.publish(1)
+        if fails:
+            raise OSError(28, "full")
 
     async def story(task: asyncio.Task[None]) -> None:
+        if published == "before it":
+            bench.publish(1)
+            await bench.pass_time(0)
+            bench.saves.clear()
         bench.script = [runs_past_the_deadline]
         await bench.pass_time(100)
+        assert len(bench.saves) == 1
         assert not task.done()
         bench.progress.advance()
         bench.publish(2)

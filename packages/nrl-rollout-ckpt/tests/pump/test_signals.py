@@ -55,7 +55,9 @@ def test_sigterm_takes_a_snapshot_stops_the_run_and_puts_the_handler_back(bench:
     bench.play(story)
 
 
-def test_a_second_sigterm_meanwhile_changes_nothing(bench: Any, reached: list[int]) -> None:
+def test_a_second_sigterm_meanwhile_changes_nothing(
+    bench: Any, reached: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     async def second() -> None:
         await terminate(bench)
 
@@ -66,6 +68,7 @@ def test_a_second_sigterm_meanwhile_changes_nothing(bench: Any, reached: list[in
         await task
         assert len(bench.saves) == 1
         await bench.pass_time(0)
+        assert caplog.text.count("a snapshot is requested") == 1
 
     bench.play(story)
     assert reached == []

@@ -41,6 +41,7 @@ def folder(new_world: Callable[..., Any], tmp_path: Path) -> Path:
             shutil.move(tmp_path / name, world.folder / name)
         newest = world.folder / "step_2" / "rollout_snapshots"
         shutil.copytree(newest / "snapshot_000002", newest / "tmp_snapshot_000003")
+        (world.folder / "tmp_step_1").mkdir()
         (world.folder / "tmp_step_3").mkdir()
         return world.folder
 
@@ -237,8 +238,10 @@ def test_explain_of_an_empty_folder_is_a_fresh_run(tmp_path: Path, capsys: Captu
 
 
 def test_prune_removes_what_a_run_would_and_a_dry_run_nothing(folder: Path, capsys: Captured) -> None:
+    empty = folder / "step_2" / "rollout_snapshots" / "trash_snapshot_000009"
+    empty.mkdir()
     before = everything(folder)
-    goes = {str(folder / NAMES[at]) for at in (1, 3, 5, 7)}
+    goes = {str(folder / NAMES[at]) for at in (1, 3, 5, 7)} | {str(empty)}
     [would] = said_json(capsys, "prune", folder, "--keep-latest-k", 1, "--dry-run")
     assert set(would["removed"]) == goes
     assert would["dry_run"] is True
