@@ -129,7 +129,7 @@ class RolloutSnapshotter(PumpedSnapshots):
         self._owner = FolderOwner(checkpointer.checkpoint_dir, parts.file_ops, parts.clock.time)
 
     def close(self) -> None:
-        """Let the checkpoint folder go, refuse requests, put SIGTERM's handler back; safe to call twice.
+        """Let the checkpoint folder go, once no save runs; safe to call twice.
 
         Raises:
             RuntimeError: If a trainer checkpoint did not become durable and nobody has been told yet.
@@ -159,8 +159,8 @@ class RolloutSnapshotter(PumpedSnapshots):
 
         Raises:
             OSError, TimeoutError: The disk or the environment refused; a later attempt may succeed.
-            RuntimeError: Snapshots are off, or the state contradicts itself. Whatever is raised, a cancellation too: the
-                environment runs, the snapshots before are there, and this one is either whole or not there.
+            RuntimeError: Snapshots are off, or the state contradicts itself. Whatever is raised, a cancellation too:
+                the environment runs, the snapshots before are there, and this one is either whole or not there.
         """
         if self._config.snapshot_attempt_interval_s is None:
             raise RuntimeError("snapshots are off: snapshot_attempt_interval_s is None; allowed: seconds above 0")
