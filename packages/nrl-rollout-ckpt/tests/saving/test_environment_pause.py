@@ -189,6 +189,70 @@ def test_an_entry_that_ends_all_the_same_is_left_by_the_stack() -> None:
     asyncio.run(run(cancelled=False))
 
 
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_entry_is_cancelled_once_so_that_its_cleanup_comes_to_its_end(commits: bool) -> None:
+    calls: list[str] = []
+    resumed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def careless() -> AsyncGenerator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            calls.append("resuming")
+            await resumed.wait()  # without any protection against another cancellation
+            calls.append("resumed")
+
+    async def run() -> None:
+        window, stack = CommitWindow(), contextlib.AsyncExitStack()
+        entering = asyncio.ensure_future(
+            enter_unless_a_step_commits(stack, EnvironmentPhase(careless(), FakeClock()), window)
+        )
+        for number in range(6):
+            await asyncio.sleep(0)
+            if number == 1 and commits:
+                window.announce()
+            elif number > 1:
+                entering.cancel()
+        assert calls == ["resuming"]
+        resumed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert calls == ["resuming", "resumed"]
+
+    asyncio.run(run())
+
+
+def test_leaving_comes_to_its_end_whoever_is_cancelled() -> None:
+    calls: list[str] = []
+    resumed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def careless() -> AsyncGenerator[None]:
+        yield
+        await resumed.wait()
+        calls.append("resumed")
+
+    async def pause() -> None:
+        async with EnvironmentPhase(careless(), FakeClock()):
+            calls.append("paused")
+
+    async def run() -> None:
+        pausing = asyncio.ensure_future(pause())
+        for number in range(6):
+            await asyncio.sleep(0)
+            if number > 1:
+                pausing.cancel()
+        assert calls == ["paused"]
+        resumed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        assert calls == ["paused", "resumed"]
+
+    asyncio.run(run())
+
+
 def test_an_environment_that_cancels_itself_is_an_error() -> None:
     @contextlib.asynccontextmanager
     async def confused() -> AsyncGenerator[None]:
