@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +78,27 @@ def test_metrics_that_fail_are_a_warning(new_world: NewWorld, caplog: pytest.Log
 
     asyncio.run(run())
     assert "the dashboard is down" in caplog.text
+
+
+def test_one_that_is_cancelled_during_its_rename_is_complete_and_reported_so(new_world: NewWorld) -> None:
+    async def run() -> None:
+        world = await new_world(faults=True, turns=False).populate()
+        loop = asyncio.get_running_loop()
+
+        class Cancelling(type(world.file_ops.now)):
+            def rename(self, source: Path, target: Path) -> None:
+                if target.name == "snapshot_000001":
+                    loop.call_soon_threadsafe(saving.cancel)
+                super().rename(source, target)
+
+        world.file_ops.now = Cancelling()
+        saving = asyncio.ensure_future(world.save())
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        assert world.outcomes() == ["completed"]
+        assert world.snapshots() == ["snapshot_000001"]
+        world.assert_runs()
+        await world.assert_restores()
+        world.close()
+
+    asyncio.run(run())

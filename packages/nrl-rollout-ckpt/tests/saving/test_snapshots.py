@@ -13,6 +13,7 @@ import pytest
 from nrl_rollout_ckpt.disk.manifest import read_manifest, verify_files
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointAttemptReason as Reason
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter, write_controller_sidecars
+from nrl_rollout_ckpt.testing import FakeEnvironmentSnapshot
 
 NewWorld = Callable[..., Any]
 
@@ -150,6 +151,26 @@ def test_counters_that_moved_without_a_window_are_noticed_too(new_world: NewWorl
                 world.parts.progress.trainer_version += 1
 
         world.environment.hook = move
+        assert (await world.save()).reason is Reason.TRAINER_STATE_CHANGED
+        world.assert_runs()
+        world.close()
+
+    asyncio.run(run())
+
+
+def test_counters_that_move_during_the_cut_are_noticed_too(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def move(_: Any, cut: Any) -> None:
+        cut.require_live()
+        moved[0].advance()
+
+    monkeypatch.setattr(FakeEnvironmentSnapshot, "check_against_cut", move)
+    moved: list[Any] = []
+
+    async def run() -> None:
+        world = await new_world().populate()
+        moved.append(world.parts.progress)
         assert (await world.save()).reason is Reason.TRAINER_STATE_CHANGED
         world.assert_runs()
         world.close()
