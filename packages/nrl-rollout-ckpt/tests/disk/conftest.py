@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from nrl_interfaces.fileops import WRITE_NEW, FileOps, OutputFile
 from nrl_interfaces.publish import make_folder
 from nrl_interfaces.rollout import EnvironmentEpisode, PromptRef
 from nrl_interfaces.testing.faults import FailingOps, KillingOps, RecordingOps, run_in_child
-
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity, ensure_bootstrap_anchor
 from nrl_rollout_ckpt.disk.layout import DATA_PLANE, commit_snapshot, prepare_snapshot_paths, step_of
@@ -225,10 +225,8 @@ def each_fault() -> Callable[..., Iterator[str]]:
         for at, (name, file) in enumerate(recorded.calls):
             state, action = prepare()
             failing = FailingOps(at, errno.ENOSPC)
-            try:
+            with contextlib.suppress(OSError, RuntimeError):
                 action(failing)
-            except (OSError, RuntimeError):
-                pass
             assert failing.failed == name
             yield f"{name} {file} fails (operation {at})", state
             # Before an operation is after the one that came before it.

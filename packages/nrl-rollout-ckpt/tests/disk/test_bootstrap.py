@@ -4,7 +4,6 @@ from pathlib import PurePosixPath
 
 import pytest
 from nrl_interfaces.fileops import FileOps
-
 from nrl_rollout_ckpt.disk.bootstrap import (
     BUILT_IN_EXCLUSIONS,
     BootstrapCompatibilityIdentity,
@@ -59,7 +58,7 @@ def test_what_is_left_out_may_differ(path):
     for value, side in enumerate((config, other)):
         for segment in name.split(".")[:-1]:
             side[segment] = dict(side.get(segment, {}))
-            side = side[segment]  # noqa: PLW2901 - walks down
+            side = side[segment]
         side[name.split(".")[-1]] = {"x": value}
 
     assert identity_of(config).fingerprint == identity_of(other).fingerprint

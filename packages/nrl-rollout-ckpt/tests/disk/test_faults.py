@@ -1,16 +1,19 @@
 """Faults of a whole save: whatever moment they come at, a start finds the old snapshot or the new one, whole."""
 
-import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 from nrl_interfaces.fileops import FileOps
-
 from nrl_rollout_ckpt.disk.layout import list_snapshots
 from nrl_rollout_ckpt.disk.manifest import MANIFEST, read_manifest
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.disk.sidecars import read_sidecars
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def restored_mark(run, identity):
@@ -45,7 +48,7 @@ def test_r05_with_one_kept_every_fault_of_a_save_leaves_the_old_or_the_new_snaps
         assert restored_mark(run, identity) == 3, fault
         complete = list_snapshots(run.folder / anchor)
         assert len(complete) == 1, fault
-        assert os.listdir(complete[0].parent) == [complete[0].name], fault
+        assert names_in(complete[0].parent) == [complete[0].name], fault
     assert set(seen) == {1, 2}
 
 
@@ -80,7 +83,7 @@ def test_r05_without_what_failed_the_next_save_leaves_exactly_one(run, name):
     assert select_resume_source(run.folder, run.config).path == first
 
     last = run.snapshot(anchor, 3)
-    assert os.listdir(last.parent) == [last.name]
+    assert names_in(last.parent) == [last.name]
 
 
 # ---- Mutations ----

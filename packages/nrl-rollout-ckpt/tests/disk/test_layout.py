@@ -3,11 +3,11 @@ import logging
 import os
 import pickle
 import signal
+from pathlib import Path
 
 import pytest
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.testing.faults import run_in_child
-
 from nrl_rollout_ckpt.disk.layout import (
     OWNER_LOCK,
     FolderInUseError,
@@ -23,8 +23,13 @@ from nrl_rollout_ckpt.disk.layout import (
 OPS = FileOps()
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.mark.parametrize(
-    "name", ["step_", "step_01", "step_-1", "step_1 ", "step_１", "step_1.old", "Step_1", "tmp_step_1", "step_²", "x"]
+    "name",
+    ["step_", "step_01", "step_-1", "step_1 ", "step_\uff11", "step_1.old", "Step_1", "tmp_step_1", "step_²", "x"],
 )
 def test_look_alike_names_are_no_steps(name):
     assert step_of(name) is None
@@ -32,7 +37,7 @@ def test_look_alike_names_are_no_steps(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["snapshot_1", "snapshot_0000001", "snapshot_000001x", "snapshot_00000１", "my_snapshot_000001", "snapshot_"],
+    ["snapshot_1", "snapshot_0000001", "snapshot_000001x", "snapshot_00000\uff11", "my_snapshot_000001", "snapshot_"],
 )
 def test_look_alike_names_are_no_snapshots(name):
     assert snapshot_number(name) is None
@@ -64,7 +69,7 @@ def test_the_next_number_is_above_every_folder_that_is_there(tmp_path):
     paths = prepare_snapshot_paths(tmp_path, OPS)
 
     assert (paths.sequence, paths.temporary.name, paths.final.name) == (21, "tmp_snapshot_000021", "snapshot_000021")
-    assert sorted(os.listdir(folder)) == [
+    assert names_in(folder) == [
         "snapshot_000003",
         "snapshot_000012",
         "snapshot_2",
@@ -100,7 +105,7 @@ def test_foreign_left_overs_stay(tmp_path):
 
     prepare_snapshot_paths(tmp_path, OPS)
 
-    assert {"tmp_snapshot_7", "tmp_mine", "trash_snapshot_000002"} < set(os.listdir(folder))
+    assert {"tmp_snapshot_7", "tmp_mine", "trash_snapshot_000002"} < set(names_in(folder))
     assert (tmp_path / "elsewhere").is_dir()
 
 
@@ -126,9 +131,10 @@ def test_snapshots_are_listed_newest_first_without_links_and_left_overs(run):
 
 
 def test_a_second_owner_is_refused_with_the_folder_and_the_first_one(tmp_path):
-    with FolderOwner(tmp_path / "run", OPS, now=lambda: 0.0):
-        with pytest.raises(BlockingIOError, match=rf"run/.owner.lock is in use by process {os.getpid()} on ") as caught:
-            FolderOwner(tmp_path / "run", OPS)
+    first = FolderOwner(tmp_path / "run", OPS, now=lambda: 0.0)
+    with pytest.raises(BlockingIOError, match=rf"run/.owner.lock is in use by process {os.getpid()} on ") as caught:
+        FolderOwner(tmp_path / "run", OPS)
+    first.close()
 
     assert caught.value.owner.started == "1970-01-01T00:00:00Z"
     assert isinstance(caught.value, FolderInUseError)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from nrl_interfaces.identity import canonical_json
-
 from nrl_rollout_ckpt.disk.manifest import (
     FileRecord,
     NewerFormatError,

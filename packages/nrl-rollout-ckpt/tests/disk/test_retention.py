@@ -1,11 +1,11 @@
 import errno
 import logging
 import os
+from pathlib import Path
 
 import pytest
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.testing.faults import RecordingOps
-
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.layout import list_snapshots
 from nrl_rollout_ckpt.disk.manifest import MANIFEST
@@ -21,6 +21,10 @@ from nrl_rollout_ckpt.disk.retention import (
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 
 OPS = FileOps()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def five(make_run):
 
 
 def names(anchor):
-    return sorted(os.listdir(anchor / "rollout_snapshots"))
+    return names_in(anchor / "rollout_snapshots")
 
 
 def numbers(anchor):
@@ -177,7 +181,7 @@ def test_snapshots_of_older_trainer_checkpoints_go_once_a_newer_one_is_durable(r
     run.snapshot(newest)
 
     assert len(prune_older_anchors(run.folder, 3, OPS)) == 2
-    assert sorted(os.listdir(old)) == ["config.yaml", "training_info.json", "weights.bin"]
+    assert names_in(old) == ["config.yaml", "training_info.json", "weights.bin"]
     assert names(older) == ["notes"]
     assert numbers(newest) == [1]
 
@@ -203,7 +207,7 @@ def test_bootstrap_snapshots_go_once_a_trainer_checkpoint_is_there_and_their_anc
 
     assert prune_bootstrap_snapshots(run.folder, durable, OPS) is True
     assert prune_bootstrap_snapshots(run.folder, durable, OPS) is False
-    assert os.listdir(anchor) == [MANIFEST]
+    assert names_in(anchor) == [MANIFEST]
 
 
 def test_bootstrap_snapshots_that_cannot_go_are_a_warning(run, caplog):

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity, BootstrapMismatchError
 from nrl_rollout_ckpt.disk.manifest import MANIFEST, NewerFormatError

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nrl_interfaces.fileops import FileOps
-
 from nrl_rollout_ckpt.disk import torch_files
 from nrl_rollout_ckpt.disk.json_file import SidecarError
 from nrl_rollout_ckpt.disk.manifest import NewerFormatError
@@ -127,7 +126,7 @@ def test_what_is_no_json_object_is_refused_by_name(tmp_path, captured, data):
     manifest = written(tmp_path, captured)
     (tmp_path / "replay_index.json").write_bytes(data)
 
-    with pytest.raises(SidecarError, match="replay_index.json can't be restored"):
+    with pytest.raises(SidecarError, match=r"replay_index\.json can't be restored"):
         read_sidecars(tmp_path, manifest)
 
 
@@ -136,7 +135,7 @@ def test_a_later_format_of_one_file_is_told(tmp_path, captured):
     path = tmp_path / "rollout_recovery.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
 
-    with pytest.raises(NewerFormatError, match="rollout_recovery.json has format version 2"):
+    with pytest.raises(NewerFormatError, match=r"rollout_recovery\.json has format version 2"):
         read_sidecars(tmp_path, manifest)
 
 

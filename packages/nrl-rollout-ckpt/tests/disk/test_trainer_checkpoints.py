@@ -2,15 +2,19 @@ import errno
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.rollout import TrainerCheckpoints
-
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.disk.trainer_checkpoints import CheckpointManager
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def save(manager, step, mark=b"w", wait_fn=None):
@@ -181,14 +185,14 @@ def test_a_step_is_replaced_by_a_newer_checkpoint_of_it(manager):
     save(manager, 1, b"second")
 
     assert (manager.step_path(1) / "weights").read_bytes() == b"second"
-    assert os.listdir(manager.checkpoint_dir) == ["step_1"]
+    assert names_in(manager.checkpoint_dir) == ["step_1"]
 
 
 def test_after_a_crash_between_the_two_renames_the_old_one_counts(manager):
     save(manager, 1, b"first").rename(manager.checkpoint_dir / "old_step_1")
 
     assert manager.step_path(1).name == manager.get_latest_checkpoint_path().name == "old_step_1"
-    assert (save(manager, 1, b"second").name, os.listdir(manager.checkpoint_dir)) == ("step_1", ["step_1"])
+    assert (save(manager, 1, b"second").name, names_in(manager.checkpoint_dir)) == ("step_1", ["step_1"])
 
 
 # ---- Retention ----
@@ -199,7 +203,7 @@ def test_the_newest_are_kept_by_number(tmp_path):
     for step in (1, 2, 9, 10):
         save(manager, step)
 
-    assert sorted(os.listdir(tmp_path)) == ["step_10", "step_9"]
+    assert names_in(tmp_path) == ["step_10", "step_9"]
 
 
 def test_a_protected_checkpoint_stays_until_the_next_time(tmp_path):
@@ -208,11 +212,11 @@ def test_a_protected_checkpoint_stays_until_the_next_time(tmp_path):
     save(manager, 1)
     with manager.protect(1), manager.protect(1):
         save(manager, 2)
-        assert sorted(os.listdir(tmp_path)) == ["step_1", "step_2"]
+        assert names_in(tmp_path) == ["step_1", "step_2"]
 
     save(manager, 3)
 
-    assert os.listdir(tmp_path) == ["step_3"]
+    assert names_in(tmp_path) == ["step_3"]
 
 
 def test_foreign_names_and_links_stay(tmp_path):
@@ -227,7 +231,7 @@ def test_foreign_names_and_links_stay(tmp_path):
 
     save(manager, 5)
 
-    assert set(os.listdir(manager.checkpoint_dir)) == {*foreign, "step_2", "step_5"}
+    assert set(names_in(manager.checkpoint_dir)) == {*foreign, "step_2", "step_5"}
 
 
 def test_what_cannot_be_removed_is_a_warning_and_no_failed_checkpoint(tmp_path, caplog):
@@ -239,7 +243,7 @@ def test_what_cannot_be_removed_is_a_warning_and_no_failed_checkpoint(tmp_path, 
 
     save(CheckpointManager(tmp_path, keep_latest_k=1, ops=Busy()), 2)
 
-    assert sorted(os.listdir(tmp_path)) == ["step_2", "trash_step_1"]
+    assert names_in(tmp_path) == ["step_2", "trash_step_1"]
     assert "trash_step_1 can't be removed" in caplog.text
 
 
@@ -271,7 +275,7 @@ def test_at_every_fault_of_a_replacement_the_old_or_the_new_checkpoint_is_whole(
         assert select_resume_source(run.folder, run.config).train_steps == 1, fault
         save(CheckpointManager(run.folder), 1, b"third")
         assert weights_at(run.folder) == b"third", fault
-        assert os.listdir(run.folder) == ["step_1"], fault
+        assert names_in(run.folder) == ["step_1"], fault
     assert seen == {b"first", b"second"}
 
 
@@ -287,4 +291,4 @@ def test_at_every_fault_of_a_checkpoint_with_retention_the_newest_whole_one_is_f
         source = select_resume_source(run.folder, run.config)
         assert (source.anchor / "weights").read_bytes() == {1: b"first", 2: b"second"}[source.train_steps], fault
         save(CheckpointManager(run.folder, keep_latest_k=1), 3)
-        assert os.listdir(run.folder) == ["step_3"], fault
+        assert names_in(run.folder) == ["step_3"], fault

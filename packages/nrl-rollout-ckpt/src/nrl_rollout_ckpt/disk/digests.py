@@ -8,7 +8,7 @@ import xxhash
 
 __all__ = ["digest_of_bytes", "digest_of_file"]
 
-_BLOCK: Final = 1 << 21  # fits a processor's cache, so that the bytes pass through memory once
+_BLOCK: Final = 1 << 20  # fits a processor's cache, so that the bytes pass through memory once
 
 
 def digest_of_bytes(data: bytes) -> str:
