@@ -61,11 +61,14 @@ class PromptSource(Protocol):
     """Gives prompts in an order that a saved state goes on with, such as a stateful data loader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position behind the last prompt as plain data and tensors; moves nothing."""
+        """Give the position behind the last prompt as plain data and tensors; moves nothing.
+
+        What is given is not changed afterwards, whatever the source goes on to give.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Go on where a state was saved; what is returned is ignored."""
+        """Go on where a state was saved, in a source that has given nothing yet; what is returned is ignored."""
         ...
 
 
@@ -74,7 +77,7 @@ class ResolvingPromptSource(PromptSource, Protocol):
     """A source that finds a prompt by its reference, so that snapshots need not hold prompts."""
 
     def resolve(self, ref: PromptRef, /) -> Any:
-        """Give the prompt that `ref` names; may run in a thread.
+        """Give the prompt that `ref` names, wherever the source stands, and move nothing; may run in a thread.
 
         Raises:
             LookupError: If the source has no such prompt.
@@ -93,23 +96,23 @@ class CheckpointableDataPlane(Protocol):
     """
 
     def list_sample_ids(self, partition_id: str) -> list[str]:
-        """List the ids of a partition; [] for an unknown one."""
+        """List the ids of a partition in a fixed order; [] for an unknown one."""
         ...
 
     def clear_samples(self, sample_ids: list[str] | None, partition_id: str) -> None:
-        """Drop rows."""
+        """Drop rows, with None the whole partition; KeyError, and nothing is dropped, where an id is unknown."""
         ...
 
     def release_claims(self, sample_ids: Sequence[str], partition_id: str, task_name: str) -> None:
-        """Make rows claimable again; ValueError where one is not claimed."""
+        """Make rows claimable again; ValueError, and none is released, where one is not claimed."""
         ...
 
     def save_checkpoint(self, checkpoint_dir: str | Path, *, metadata: dict[str, Any] | None = None) -> None:
-        """Write everything that is held into a folder."""
+        """Write everything that is held into a folder, which is made if it is missing, claims too."""
         ...
 
     def load_checkpoint(self, checkpoint_dir: str | Path) -> dict[str, Any]:
-        """Load what was saved into a client that was never used, and return the metadata."""
+        """Load what was saved into a client that was never used, and return the metadata; {} where none was given."""
         ...
 
 
@@ -165,18 +168,25 @@ class RolloutSampler(Protocol):
         ...
 
     def restore_dispatch_index(self, index: int, /) -> None:
-        """Go on behind batch `index`, from -1 on."""
+        """Go on behind batch `index`.
+
+        Raises:
+            ValueError: If it is below -1; nothing changes then.
+        """
         ...
 
     async def wait_until_admissible(self) -> None:
-        """Wait, in no section of the barrier, until one more batch may be admitted."""
+        """Wait, in no section of the barrier, until one more batch may be admitted; admits none.
+
+        Batch k is admissible at trainer version k at the latest.
+        """
         ...
 
     def commit_admission(self, cut: LiveCut, /) -> int | None:
         """Admit one batch and return the train step it is stamped for, None where none is.
 
         Raises:
-            RuntimeError: If the cut is not live, or no batch is admissible.
+            RuntimeError: If the cut is not live, or no batch is admissible; nothing changes then.
         """
         ...
 
@@ -189,10 +199,10 @@ class RolloutSampler(Protocol):
             groups: The groups that are ready, in the order in which they came.
             trainer_version: The version that the step trains.
             wanted: Groups a step.
-            shortfall: By target step, how many groups will never come.
+            shortfall: By train step, how many of its groups will never come: so many fewer are taken.
 
         Returns:
-            The ids, or None where the step has to wait.
+            The ids, none of them stale, or None where the step has to wait.
         """
         ...
 
@@ -260,8 +270,11 @@ class EnvironmentCheckpoint(Protocol):
     def snapshot(self, path: Path, /) -> AbstractAsyncContextManager[EnvironmentSnapshot | None]:
         """Pause, write the episodes into the folder `path`, give the snapshot, and resume at the end.
 
-        Whatever happens, cancellation while entering too: afterwards the environment runs and dispatch is open. It may
-        be left by another task than the one that entered it.
+        Whatever happens, cancellation while entering or leaving too, and twice: afterwards the environment runs and
+        dispatch is open. It may be left by another task than the one that entered it.
+
+        Args:
+            path: A folder that is not there yet, in one that is. What is left in it after an error, the caller removes.
 
         Raises:
             OSError, TimeoutError: What a later attempt may not meet again.
@@ -269,7 +282,11 @@ class EnvironmentCheckpoint(Protocol):
         ...
 
     async def restore(self, path: Path, episodes: Sequence[EnvironmentEpisode], /) -> RestoredEnvironmentRollouts:
-        """Take up `episodes` from the files in `path`; others that are in them are left out."""
+        """Take up `episodes` from the files in `path`, in an environment that has none yet.
+
+        Returns:
+            These episodes, as they were saved. Others that are in the files are left out.
+        """
         ...
 
 
@@ -309,7 +326,7 @@ class TrainerCheckpoints(Protocol):
         ...
 
     def step_path(self, step: int, /) -> Path:
-        """Where the checkpoint of a step is once it is durable; a folder is there only then."""
+        """Where the checkpoint of a step is, once it is durable, or will be; a folder is there only then."""
         ...
 
     def finalize_pending(self) -> None:
@@ -321,7 +338,7 @@ class TrainerCheckpoints(Protocol):
         ...
 
     def protect(self, step: int, /) -> contextlib.AbstractContextManager[None]:
-        """Keep retention from the checkpoint of a step, as long as the block runs."""
+        """Keep retention from the checkpoint of a step, as long as a block runs; blocks may overlap."""
         ...
 
 

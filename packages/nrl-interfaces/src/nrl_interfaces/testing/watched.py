@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 __all__ = ["Gate", "Watched", "described", "is_waiting_for_tasks", "location"]
 
@@ -104,6 +104,6 @@ def _frames(awaitable: Any) -> list[FrameType]:
             frames.append(awaitable.gi_frame)
             awaitable = awaitable.gi_yieldfrom
         else:  # the step of an async generator shows its generator to the garbage collector alone
-            inner = [it for it in gc.get_referents(awaitable) if isinstance(it, AsyncGenerator)]
-            awaitable = cast("Any", inner[0]) if inner else None
+            inner: list[Any] = [it for it in gc.get_referents(awaitable) if isinstance(it, AsyncGenerator)]
+            awaitable = inner[0] if inner else None
     return [frame for frame in frames if frame is not None]

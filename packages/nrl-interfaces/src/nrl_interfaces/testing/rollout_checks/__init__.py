@@ -1,0 +1,1 @@
+"""The checks of `nrl_interfaces.testing.rollout`, by Protocol."""
