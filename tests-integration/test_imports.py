@@ -9,6 +9,7 @@ HEAVY = {
     "nrl_interfaces": {"megatron", "ray", "tensordict", "transformers"},
     "nrl_dump": {"ray", "tensordict"},
     "nrl_dataplane_local": {"megatron", "ray", "transformers"},
+    "nrl_rollout_ckpt": {"megatron", "ray", "tensordict", "transformers"},
     "nrl_energon_loader": {"ray", "tensordict", "transformers"},
 }
 

@@ -18,6 +18,9 @@ def run(code: str) -> str:
         "nrl_interfaces",
         *(f"nrl_interfaces.{m}" for m in ("publish", "identity", "batch", "packed", "layout", "metrics")),
         *(f"nrl_interfaces.{m}" for m in ("data_plane", "batch_meta", "values", "plugins", "metrics_client")),
+        "nrl_interfaces.rollout",
+        "nrl_interfaces.testing.awaits",
+        "nrl_interfaces.testing.rollout",
         "nrl_interfaces.testing.data_plane",  # its tests import what they need, so that they run without pytest
         "nrl_interfaces.testing.model_data_plane",
     ],
