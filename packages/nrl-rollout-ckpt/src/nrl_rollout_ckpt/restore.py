@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nrl_interfaces.metrics import emit
-from nrl_interfaces.rollout import LiveCut, RestoredEnvironmentRollouts
+from nrl_interfaces.rollout import LiveCut
 
 from nrl_rollout_ckpt.disk.layout import ENVIRONMENT
 from nrl_rollout_ckpt.restore_checks import (
@@ -219,11 +219,12 @@ class RolloutRestorer(_UsesRolloutParts):
             self._runtime.dropped.extend(plan.saved.dropped)
 
     async def _restore_environment(self, plan: RestorePlan, cut: LiveCut) -> None:
-        """Take up the episodes, and have the ledger begin anew whatever the environment does not go on with."""
-        restored = RestoredEnvironmentRollouts()
-        if plan.source.path is not None and plan.episodes:
-            restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
-        self._ledger.prepare_for_restart(cut, restored, self._new_id)
+        """Take up the episodes, and have the ledger begin anew those that the environment does not go on with."""
+        if plan.source.path is None or not plan.episodes:
+            return
+        restored = await self._environment.restore(plan.source.path / ENVIRONMENT, plan.episodes)
+        if set(restored.episodes) != set(plan.episodes):
+            self._ledger.prepare_for_restart(cut, restored, self._new_id)
 
     def _report(self, plan: RestorePlan, seconds: float) -> RestoreReport:
         current = [sibling.current for group in self._ledger.groups for sibling in group.siblings]

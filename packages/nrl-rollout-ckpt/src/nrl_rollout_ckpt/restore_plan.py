@@ -39,7 +39,8 @@ class RestorePlan:
         saved: All that was read; None likewise.
         replay_groups: The groups for the replay index.
         generated_anew: Complete groups that are not restored, since `restore_buffer` is False.
-        ledger_groups: The groups for the ledger, `generated_anew` among them, each with its prompt.
+        ledger_groups: The groups for the ledger, `generated_anew` among them, each with its prompt; prepared for a
+            restart that goes on with all of `episodes`.
         canonical_group_ids: Groups that the saved ledger and the index both had; the index has them.
         next_admission_id: The ledger's next batch number.
         reserve: The replacement reserve.
@@ -171,7 +172,7 @@ def _tried(plan: RestorePlan, saved: RestoredSidecars, parts: RolloutParts, new_
     owned = {_key(episode) for episode in ledger.active_episodes()}
     episodes = tuple(episode for episode in saved.environment_episodes or () if _key(episode) in owned)
     ledger.prepare_for_restart(cut, RestoredEnvironmentRollouts(episodes), new_id)
-    return replace(plan, episodes=episodes)
+    return replace(plan, ledger_groups=ledger.groups, episodes=episodes)
 
 
 def _key(episode: EnvironmentEpisode) -> tuple[str, str]:

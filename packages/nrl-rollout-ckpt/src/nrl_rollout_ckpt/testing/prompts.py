@@ -38,6 +38,7 @@ class ListPromptSource:
     def __init__(self, prompts: Sequence[Prompt], *, resolves: bool = True) -> None:
         self.prompts = list(prompts)
         self._position = 0
+        self._payloads = {prompt.ref: prompt.payload for prompt in self.prompts}
         if resolves:
             self.resolve = self._resolve
 
@@ -63,7 +64,7 @@ class ListPromptSource:
         self._position = position
 
     def _resolve(self, ref: PromptRef, /) -> Any:
-        for prompt in self.prompts:
-            if prompt.ref == ref:
-                return prompt.payload
-        raise LookupError(f"the source has no prompt {ref.sample_id!r}")
+        try:
+            return self._payloads[ref]
+        except KeyError:
+            raise LookupError(f"the source has no prompt {ref.sample_id!r}") from None

@@ -1,0 +1,194 @@
+"""Whole runs with crashes at any time: every prompt of the source is trained once in the end, or was dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nrl_rollout_ckpt.config import RolloutCheckpointConfig
+from nrl_rollout_ckpt.samplers import InOrderSampler, WindowedSampler
+from nrl_rollout_ckpt.state.ledger_states import RecoveryGranularity, RecoveryTargetLevel
+from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
+from nrl_rollout_ckpt.testing import (
+    FakeEnvironment,
+    InMemoryDataPlane,
+    ListPromptSource,
+    SmallRun,
+    make_parts,
+    numbered_prompts,
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a run is made of; a restart has the same."""
+
+    prompts: int = 10
+    sampler: Callable[[TrainingProgress, int], Any] = InOrderSampler
+    max_staleness: int = 1
+    resolves: bool = True
+    freezes: bool = True
+    restore_buffer: bool = True
+    granularity: RecoveryGranularity = RecoveryGranularity.SIBLING
+    level: RecoveryTargetLevel = RecoveryTargetLevel.SIBLING
+
+    def parts(self) -> RolloutParts:
+        progress = TrainingProgress()
+        extra: dict[str, Any] = {"environment": FakeEnvironment()} if self.level is RecoveryTargetLevel.TURN else {}
+        return make_parts(
+            progress=progress,
+            sampler=self.sampler(progress, self.max_staleness),
+            prompt_source=ListPromptSource(numbered_prompts(self.prompts), resolves=self.resolves),
+            data_plane=InMemoryDataPlane(freezes=self.freezes),
+            config=RolloutCheckpointConfig(
+                restore_buffer=self.restore_buffer, default_granularity=self.granularity, target_level=self.level
+            ),
+            consumer_tasks=("trainer",),
+            **extra,
+        )
+
+
+# ---- R01: prompts in flight and a batch that is half used ----
+
+
+async def half_way(folder: Path, kind: Kind) -> SmallRun:
+    """0, 1 are trained; 2, 3 are complete; 4, 5 are in flight; of 6, 7 only 6 is dispatched."""
+    run = await SmallRun.start(folder, kind.parts)
+    ledger = run.parts.ledger
+    await run.reserve()
+    await run.admit()
+    for group in ledger.groups:
+        await run._generate(group)
+    await run.begin_step()
+    await run.finish_step()
+    await run.save_trainer_checkpoint()
+    for _ in range(3):
+        await run.reserve()
+        await run.admit()
+    groups = {group.prompt.ref.sample_id: group for group in ledger.groups}
+    for name in ("p2", "p3"):
+        await run._generate(groups[name])
+    for name in ("p4", "p5", "p6"):
+        for index in range(2):
+            await run.dispatch(groups[name].group_id, index)
+    await run.seal(groups["p4"].group_id, 1)
+    assert len(ledger) == 4
+    assert len(run.parts.replay_index) == 2
+    return run
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+@pytest.mark.parametrize("resolves", [True, False])
+@pytest.mark.parametrize("restore_buffer", [True, False])
+@pytest.mark.parametrize("sampler", [InOrderSampler, WindowedSampler])
+def test_r01_each_prompt_in_flight_is_trained_once(
+    tmp_path: Path, sampler: Any, restore_buffer: bool, resolves: bool, freezes: bool
+) -> None:
+    kind = Kind(sampler=sampler, max_staleness=2, resolves=resolves, freezes=freezes, restore_buffer=restore_buffer)
+
+    async def run() -> None:
+        before = await half_way(tmp_path, kind)
+        result = await before.save_snapshot()
+        assert result.saved, result
+        before.close()
+
+        after = await SmallRun.start(tmp_path, kind.parts)
+        assert after.trained == ["p0", "p1"]
+        report = after.report
+        assert report.path == result.path
+        assert (report.groups_from_buffer, report.groups_generated_anew) == ((2, 0) if restore_buffer else (0, 2))
+        assert report.ledger_groups == 4
+        anew = 0 if restore_buffer else 4
+        assert (report.siblings_kept, report.siblings_to_run) == (1, 7 + anew)
+        rows = after.parts.data_plane.list_sample_ids("train")
+        assert len(rows) == (4 if restore_buffer else 0)
+        await after.run_to_end()
+        assert sorted(after.trained) == [f"p{number}" for number in range(10)]
+        assert after.trained[:4] == ["p0", "p1", "p2", "p3"] or not restore_buffer
+        after.close()
+
+    asyncio.run(run())
+
+
+# ---- Any schedule ----
+
+STEPS = {
+    "reserve": lambda run, _: run.reserve(),
+    "fill_reserve": lambda run, _: run.fill_reserve(),
+    "admit": lambda run, _: run.admit(),
+    "dispatch": lambda run, at: with_group(run, at, lambda group: run.dispatch(group.group_id, at % 2)),
+    "seal": lambda run, at: with_group(run, at, lambda group: run.seal(group.group_id, at % 2)),
+    "generate": lambda run, at: with_group(run, at, lambda group: run._generate(group)),
+    "commit": lambda run, at: with_group(run, at, lambda group: run.commit(group.group_id)),
+    "drop": lambda run, at: with_group(run, at, lambda group: run.drop(group.group_id)),
+    "begin_step": lambda run, _: run.begin_step(),
+    "write_back": lambda run, _: run.write_back(),
+    "put_back": lambda run, _: run.put_back(),
+    "finish_step": lambda run, _: run.finish_step(),
+    "save_snapshot": lambda run, _: run.save_snapshot(),
+    "save_trainer_checkpoint": lambda run, _: run.save_trainer_checkpoint(),
+}
+
+
+async def with_group(run: SmallRun, at: int, step: Callable[[Any], Any]) -> Any:
+    groups = run.parts.ledger.groups
+    return await step(groups[at % len(groups)]) if groups else False
+
+
+async def follow(folder: Path, kind: Kind, schedule: list[tuple[str, int]]) -> SmallRun:
+    run = await SmallRun.start(folder, kind.parts)
+    try:
+        for name, at in schedule:
+            if name == "crash":
+                run.close()
+                run = await SmallRun.start(folder, kind.parts)
+            else:
+                await STEPS[name](run, at)
+        await run.run_to_end()
+    finally:
+        run.close()
+    return run
+
+
+def kinds() -> st.SearchStrategy[Kind]:
+    return st.builds(
+        Kind,
+        prompts=st.integers(0, 9),
+        sampler=st.sampled_from([InOrderSampler, WindowedSampler]),
+        max_staleness=st.integers(0, 2),
+        resolves=st.booleans(),
+        freezes=st.booleans(),
+        restore_buffer=st.booleans(),
+        granularity=st.sampled_from(list(RecoveryGranularity)),
+        level=st.sampled_from(list(RecoveryTargetLevel)),
+    )
+
+
+def schedules() -> st.SearchStrategy[list[tuple[str, int]]]:
+    often = [
+        "dispatch",
+        "seal",
+        "generate",
+        "generate",
+        "commit",
+        "save_snapshot",
+        "crash",
+        "begin_step",
+        "finish_step",
+    ]
+    return st.lists(st.tuples(st.sampled_from([*STEPS, *often]), st.integers(0, 7)), max_size=40)
+
+
+@given(kind=kinds(), schedule=schedules())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_each_prompt_is_trained_once_or_dropped_whatever_happens(kind: Kind, schedule: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = asyncio.run(follow(Path(folder), kind, schedule))
+    assert len(run.trained) + len(run.parts.runtime.dropped) <= kind.prompts
