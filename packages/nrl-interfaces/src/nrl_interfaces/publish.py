@@ -162,11 +162,8 @@ def _sync_tree(folder: Path, ops: FileOps) -> None:
         if entry.is_dir(follow_symlinks=False):
             _sync_tree(path, ops)
         elif entry.is_file(follow_symlinks=False):
-            fd = ops.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                ops.fsync(fd)
-            finally:
-                os.close(fd)
+            with OutputFile(path, os.O_RDONLY | os.O_NOFOLLOW, ops) as file:
+                file.fsync()
         else:
             raise ValueError(f"{path} is neither a regular file nor a folder: only these can be published")
     ops.fsync_folder(folder)

@@ -14,10 +14,11 @@ undisturbed and then anew for each point at which the coroutine, or a task that 
 ...     gates = []
 ...     await drive(save(gates))
 ...     assert gates[-1] == "open", gates
->>> asyncio.run(at_each_suspension(scenario, "cancel"))  # doctest: +ELLIPSIS
-Traceback (most recent call last):
-AssertionError: ['closed']
-'cancel' at suspension point 0, ...:3 in save
+>>> try:
+...     asyncio.run(at_each_suspension(scenario, "cancel"))
+... except AssertionError as error:
+...     print(error, *error.__notes__)  # doctest: +ELLIPSIS
+['closed'] 'cancel' at suspension point 0, ...:3 in save
 
 Tasks are watched that are created, in whatever way, in the context of the coroutine. What it calls in threads goes on
 by itself; two such calls at one time may end in either order, and points then have other numbers from run to run.
