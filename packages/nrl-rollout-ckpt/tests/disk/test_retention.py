@@ -243,6 +243,17 @@ def test_a_budget_never_removes_the_newest_complete_one(five, caplog):
     assert "max_disk_bytes is 1" in caplog.text
 
 
+def test_room_for_the_next_snapshot_is_made_before_it_is_written_without_a_warning(five, caplog):
+    size = folder_bytes(five / "rollout_snapshots" / "snapshot_000005")
+
+    fit_disk_budget(five.parent, 3 * size + 100, OPS, reserve_bytes=size)
+    assert numbers(five) == [5, 4]
+
+    fit_disk_budget(five.parent, size, OPS, reserve_bytes=size)
+    assert numbers(five) == [5]
+    assert caplog.text == ""
+
+
 def test_a_budget_counts_all_anchors_and_begins_with_the_oldest(run):
     bootstrap, first, second = run.bootstrap(), run.train(1), run.train(2)
     for anchor in (bootstrap, second, first):

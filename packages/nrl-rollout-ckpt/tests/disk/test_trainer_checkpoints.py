@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from nrl_interfaces.fileops import FileOps
-from nrl_interfaces.rollout import TrainerCheckpoints
+from nrl_interfaces.testing.rollout import check_trainer_checkpoints
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.disk.trainer_checkpoints import CheckpointManager
 
@@ -30,8 +30,19 @@ def manager(tmp_path):
     return CheckpointManager(tmp_path / "run")
 
 
-def test_it_is_what_snapshots_ask_of_a_trainer(manager):
-    assert isinstance(manager, TrainerCheckpoints)
+def test_it_is_what_snapshots_ask_of_a_trainer(tmp_path):
+    def begin(manager, step, wait_fn=None):
+        manager.begin_finalization(manager.init_tmp_checkpoint(step, {"current_step": step}, {}), wait_fn)
+
+    def the_writer_dies():
+        raise OSError("the writer died")
+
+    check_trainer_checkpoints(
+        lambda: CheckpointManager(tmp_path, keep_latest_k=2),
+        save=begin,
+        fail=lambda manager, step: begin(manager, step, the_writer_dies),
+        retained=2,
+    )
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(manager):
