@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from nrl_interfaces.rollout import EnvironmentEpisode, PromptRef, RestoredEnvironmentRollouts
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
-from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, describe_files
+from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, SnapshotCounts, describe_files
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.restore import (
     PromptChangedError,
@@ -76,6 +77,8 @@ async def saved_run(folder: Path) -> None:
         await run.dispatch(first.group_id, index)
     await run.seal(first.group_id, 0)
     await run.drop(second.group_id)
+    run.parts.progress.current_epoch = 3
+    run.parts.runtime.batch_shortfall[9] = 1
     result = await run.save_snapshot()
     assert result.saved
     run.close()
@@ -138,6 +141,8 @@ def test_everything_comes_back(saved: Path) -> None:
             Prompt(PromptRef("p7"), {"text": "What is 7?"})
         ]
         assert parts.runtime.dropped == ["p3"]
+        assert parts.runtime.batch_shortfall == {9: 1}
+        assert parts.progress.current_epoch == 3
         assert parts.runtime.sampler_stamps_target_steps
         assert parts.prompt_source.state_dict() == {"position": 8}
         assert parts.sampler.dispatch_index == 1
@@ -193,8 +198,6 @@ def test_p39_a_source_that_selection_verified_is_not_hashed_again(saved: Path, m
 
 def edited(folder: Path, saved: Path, edit: Callable[[Path], None], **manifest: Any) -> ResumeSource:
     """Copy the snapshot, change it, and write a manifest that fits what is there now."""
-    import shutil
-
     shutil.copytree(saved, folder)
     source = source_of(folder)
     path = source.path
@@ -227,6 +230,15 @@ def windowed() -> dict[str, Any]:
     return {"progress": progress, "sampler": WindowedSampler(progress)}
 
 
+class UnstampingSampler(InOrderSampler):
+    stamps_target_steps = False
+
+
+def unstamping() -> dict[str, Any]:
+    progress = TrainingProgress()
+    return {"progress": progress, "sampler": UnstampingSampler(progress)}
+
+
 class NoBufferSampler(InOrderSampler):
     supports_buffer_checkpoint = False
 
@@ -239,6 +251,7 @@ def no_buffer() -> dict[str, Any]:
 REFUSED: dict[str, tuple[Callable[[Path], None], dict[str, Any], Callable[[], dict[str, Any]], Any, str]] = {
     "another sampler": (nothing, {}, windowed, RestoreCheckError, "taken with sampler 'in_order'.*has 'windowed'"),
     "a sampler that can't": (nothing, {}, no_buffer, RestoreCheckError, "supports_buffer_checkpoint"),
+    "a sampler that stamps nothing": (nothing, {}, unstamping, RestoreCheckError, "stamped for train steps"),
     "a smaller index": (nothing, {}, lambda: {"capacity": 1}, RestoreCheckError, "takes 1.*capacity of 2 or more"),
     "another group size": (
         nothing,
@@ -342,8 +355,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path, saved:
 
 @pytest.mark.parametrize("name", ["rollout_recovery.json", "data_plane", "train_dataloader.pt"])
 def test_a_file_of_another_size_is_refused_even_after_selection(tmp_path: Path, saved: Path, name: str) -> None:
-    import shutil
-
     shutil.copytree(saved, tmp_path / "run")
     source = source_of(tmp_path / "run")
     assert source.path is not None
@@ -386,6 +397,41 @@ def test_parts_in_use_are_refused_twice(saved: Path, use: Callable[[RolloutParts
         assert state_of(parts) == before
 
     asyncio.run(run())
+
+
+def own_twice(path: Path) -> None:
+    """Give the ledger a record of a group that the index has, as a cut in the middle of the hand-over would."""
+    index = json.loads((path / "replay_index.json").read_bytes())
+    ledger = json.loads((path / "rollout_recovery.json").read_bytes())
+    copy = json.loads(json.dumps(ledger["groups"][-1]))
+    copy["group_id"] = index["groups"][0]["group_id"]
+    for sibling in copy["siblings"]:
+        for attempt in sibling["attempts"]:
+            attempt["attempt_uuid"] = attempt["attempt_uuid"][::-1]
+    ledger["groups"].append(copy)
+    (path / "rollout_recovery.json").write_text(json.dumps(ledger))
+
+
+def test_p9_a_group_that_is_complete_is_not_restored_as_one_in_flight_too(tmp_path: Path, saved: Path) -> None:
+    counts = SnapshotCounts(replay_groups=2, ledger_groups=5, reserve=1, rows=4, environment_episodes=1)
+    source = edited(tmp_path / "run", saved, own_twice, counts=counts)
+    plan = asyncio.run(RolloutRestorer(new_parts()).check(source))
+    assert len(plan.replay_groups) == 2
+    assert len(plan.ledger_groups) == 4
+    assert plan.canonical_group_ids == (plan.replay_groups[0].group_id,)
+
+
+def add_an_episode(path: Path) -> None:
+    content = json.loads((path / "environment.json").read_bytes())
+    content["episodes"].append({**content["episodes"][0], "rollout_id": "of an attempt that has sealed"})
+    (path / "environment.json").write_text(json.dumps(content))
+
+
+def test_p63_an_episode_that_the_ledger_does_not_own_is_left_out(tmp_path: Path, saved: Path) -> None:
+    counts = SnapshotCounts(replay_groups=2, ledger_groups=4, reserve=1, rows=4, environment_episodes=2)
+    source = edited(tmp_path / "run", saved, add_an_episode, counts=counts)
+    plan = asyncio.run(RolloutRestorer(new_parts()).check(source))
+    assert len(plan.episodes) == 1
 
 
 # ---- Applying, where something fails ----

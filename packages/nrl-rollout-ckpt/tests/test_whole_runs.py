@@ -206,14 +206,42 @@ def test_each_prompt_is_trained_once_or_dropped_whatever_happens(kind: Kind, sch
         asyncio.run(follow(Path(folder), kind, [("reserve", 0), ("admit", 0), *schedule]))
 
 
-# Found by the test above, each with another fault: kept, so that they are tried for ever.
-MORE_DROPPED_THAN_A_STEP_TAKES = ["reserve", "reserve", "admit", "drop", "drop"]
+SCHEDULES = {
+    "more prompts dropped than a step takes": ["reserve", "reserve", "admit", "drop", "drop"],
+    "a step that takes one less, over a restart": ["reserve", "admit", "drop", "restart"],
+    "a spare prompt in the place of another, over a restart": ["reserve", "admit", "fill_reserve", "drop", "restart"],
+    "an open step with advantages, over a restart": [
+        *(
+            "reserve",
+            "admit",
+            "generate",
+            "generate",
+            "begin_step",
+            "write_back",
+            "restart",
+            "begin_step",
+            "write_back",
+        ),
+    ],
+    "a crash after steps that no snapshot has": [
+        "reserve",
+        "admit",
+        *["generate"] * 2,
+        "begin_step",
+        "finish_step",
+        "crash",
+    ],
+    "two restarts with nothing between": ["reserve", "admit", "dispatch", "restart", "restart"],
+}
 
 
-@pytest.mark.parametrize("names", [MORE_DROPPED_THAN_A_STEP_TAKES])
-def test_schedules_that_once_failed(tmp_path: Path, names: list[str]) -> None:
-    kind = Kind(prompts=3, sampler=WindowedSampler)
-    asyncio.run(follow(tmp_path, kind, [(name, 0) for name in names]))
+@pytest.mark.parametrize("sampler", [InOrderSampler, WindowedSampler])
+@pytest.mark.parametrize("restore_buffer", [True, False])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_that_are_rare(tmp_path: Path, schedule: str, restore_buffer: bool, sampler: Any) -> None:
+    kind = Kind(prompts=5, sampler=sampler, restore_buffer=restore_buffer, level=RecoveryTargetLevel.TURN)
+    run = asyncio.run(follow(tmp_path, kind, [(name, 0) for name in SCHEDULES[schedule]]))
+    assert len(run.trained) + len(run.parts.runtime.dropped) == 5
 
 
 # ---- The account finds what is lost: the pitfalls, planted ----

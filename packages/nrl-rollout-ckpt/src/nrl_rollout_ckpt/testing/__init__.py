@@ -1,6 +1,6 @@
 """Every part of a run in memory, to test a training loop with: none needs a cluster, a model or real time."""
 
-from nrl_rollout_ckpt.testing.clock import FakeClock, NoDeadline
+from nrl_rollout_ckpt.testing.clock import FakeClock
 from nrl_rollout_ckpt.testing.data_plane import InMemoryDataPlane
 from nrl_rollout_ckpt.testing.environment import FakeEnvironment, FakeEnvironmentSnapshot
 from nrl_rollout_ckpt.testing.parts import make_parts
@@ -14,7 +14,6 @@ __all__ = [
     "FakeEnvironmentSnapshot",
     "InMemoryDataPlane",
     "ListPromptSource",
-    "NoDeadline",
     "SmallRun",
     "make_parts",
     "numbered_prompts",

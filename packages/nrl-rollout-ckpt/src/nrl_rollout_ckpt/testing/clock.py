@@ -1,7 +1,6 @@
-"""A clock that tests move by hand, and a run that never has to end."""
+"""A clock that tests move by hand."""
 
 import asyncio
-import math
 
 
 class FakeClock:
@@ -58,22 +57,3 @@ class FakeClock:
             del self._timers[timer]
             setting.cancel()
         return event.is_set()
-
-
-class NoDeadline:
-    """The end of a time budget that never comes, as `nrl_interfaces.rollout.Deadline` has it."""
-
-    def would_save(self) -> bool:
-        """False."""
-        return False
-
-    def check_save(self) -> bool:
-        """False."""
-        return False
-
-    def remaining_s(self) -> float:
-        """Endlessly many seconds."""
-        return math.inf
-
-    def save_took(self, seconds: float, /) -> None:
-        """Forget it."""

@@ -16,6 +16,7 @@ from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.disk.trainer_checkpoints import CheckpointManager
 from nrl_rollout_ckpt.restore import RestoreReport, RolloutRestorer
+from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
 from nrl_rollout_ckpt.state.ledger_states import (
@@ -29,7 +30,6 @@ from nrl_rollout_ckpt.state.records import PromptGroupRecoveryRecord, SiblingSea
 from nrl_rollout_ckpt.state.replay_index import TrainingClaim
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind, RolloutParts
 from nrl_rollout_ckpt.state.transitions import RolloutTransitions
-from nrl_rollout_ckpt.testing.clock import NoDeadline
 
 _WEIGHTS: Final = "weights.json"
 
@@ -76,7 +76,7 @@ class SmallRun:
         self.snapshotter = RolloutSnapshotter(
             parts,
             checkpointer=self._checkpoints,
-            timeout=NoDeadline(),
+            timeout=TimeoutChecker(budget_s=None, clock=parts.clock),
             bootstrap_identity=BootstrapCompatibilityIdentity.of(parts.run_config),
             teacher_coordinator=None,
             records_prompt_groups=lambda: True,
@@ -243,6 +243,7 @@ class SmallRun:
             publish(path / _WEIGHTS, json.dumps(self.trained).encode(), self.parts.file_ops)
             self._checkpoints.begin_finalization(path)
             await asyncio.to_thread(self._checkpoints.finalize_pending)
+        self.snapshotter.trainer_checkpoint_published(step)
         return True
 
     # ---- The end ----
