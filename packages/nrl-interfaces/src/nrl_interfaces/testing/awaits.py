@@ -167,13 +167,25 @@ class Drive:
         elif isinstance(self._act, str):
             point.cancel()
             self._cancel_again = self._act == "cancel twice"
-        elif isinstance(result := self._act(point), Awaitable):
-            self._action = self._outside.run(asyncio.ensure_future, cast("Awaitable[Any]", result))
+        elif (action := self._called(self._act, point)) is not None:
+            self._action = action
             gate = Gate(awaited)
-            self._action.add_done_callback(gate.open)
+            action.add_done_callback(gate.open)
             asyncio.get_running_loop().call_later(self._hold_s, gate.open)
             return watched.hold(gate)
         return awaited
+
+    def _called(self, act: Callable[[Point], Any], point: Point) -> asyncio.Future[Any] | None:
+        """Call an act; gives what has to be awaited of it, and its error, which is not the coroutine's."""
+        try:
+            result = act(point)
+        except Exception as error:  # noqa: BLE001 - raised by `__call__`
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+        if not isinstance(result, Awaitable):
+            return None
+        return self._outside.run(asyncio.ensure_future, cast("Awaitable[Any]", result))
 
 
 async def at_each_suspension(
