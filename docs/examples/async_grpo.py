@@ -1,0 +1,232 @@
+"""Asynchronous GRPO on a processor, that goes on where it was killed: each prompt is trained on once.
+
+Three pumps share a run: one generates groups of rollouts, one trains on them, one takes snapshots of what is under way.
+A run that is started again in the same folder goes on. `--kills 10` kills it ten times and gives account.
+"""
+
+import argparse
+import asyncio
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from arithmetic_policy import Batch, group_advantages
+from arithmetic_task import reward_of
+from grpo_parts import FIELDS, GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_FILE, Run, Settings
+from kill_moments import Journal
+from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
+from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
+from nrl_rollout_ckpt.state.completion import in_thread
+from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
+from nrl_rollout_ckpt.state.records import SiblingSealResult
+from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
+from survive_kills import survive
+
+# ---- The rollout pump ----
+
+
+async def rollout_pump(run: Run) -> None:
+    """Generate what a restart found under way, then batch after batch, as far ahead of training as the sampler lets."""
+    async with asyncio.TaskGroup() as generating:
+        reserved: dict[int, None] = {}
+        for record in run.parts.ledger.redispatch_order():
+            if record.phase is PromptGroupPhase.ADMITTED:
+                generating.create_task(generate_group(run, record.group_id))
+            else:
+                reserved[record.admission_id] = None
+        while True:
+            for admission_id in reserved:
+                for record in await run.transitions.admit(admission_id, wanted=GROUPS_PER_STEP):
+                    generating.create_task(generate_group(run, record.group_id))
+            batch = await run.transitions.reserve_batch(
+                lambda: run.prompts.next_batch(GROUPS_PER_STEP), expected_generations=GROUP_SIZE
+            )
+            if not batch:
+                return
+            reserved = {batch[0].admission_id: None}
+
+
+async def generate_group(run: Run, group_id: str) -> None:
+    """Generate the siblings that are not sealed yet, and put the whole group into the data plane."""
+    record = run.parts.ledger.get(group_id)
+    to_do = [
+        sibling.generation_index
+        for sibling in record.siblings
+        if sibling.current.status is not RolloutAttemptStatus.SEALED
+    ]
+    if to_do:
+        await run.transitions.dispatch(group_id, to_do, run.environment.instance_for(group_id))
+    async with asyncio.TaskGroup() as siblings:
+        for index in to_do:
+            siblings.create_task(generate_sibling(run, group_id, index))
+    await run.transitions.commit_group(group_id, columns_of(run, group_id))
+    run.group_ready.set()
+
+
+async def generate_sibling(run: Run, group_id: str, index: int) -> None:
+    """Play one episode from its next turn to its end, and seal it."""
+    record = run.parts.ledger.get(group_id)
+    which = record.episode(index)
+    episode = await run.environment.begin(which, record.runtime_prompt)
+    run.report("generation", sibling=f"{record.prompt.ref.sample_id}/{index}", from_turn=len(episode.turns))
+    while not episode.is_over:
+        seed = f"{which.rollout_id} turn {len(episode.turns)}"
+        await run.environment.answer(which, *run.trainer.actor.sample(*episode.observation(), seed))
+    result = SiblingSealResult(episode.turns, reward_of(episode.turns))
+    await run.transitions.seal_sibling(group_id, index, result)
+    run.environment.end(which)
+
+
+def columns_of(run: Run, group_id: str) -> dict[str, torch.Tensor]:
+    """The rows of a complete group, from what its siblings were sealed with."""
+    sealed = [sibling.current for sibling in run.parts.ledger.get(group_id).siblings]
+    episodes = [attempt.result.value() for attempt in sealed]
+    columns = {
+        f"{name}s": torch.tensor([[turn[name] for turn in turns] for turns in episodes])
+        for name in ("total", "addend", "answer", "logprob")
+    }
+    return {**columns, "reward": torch.tensor([attempt.reward for attempt in sealed])}
+
+
+# ---- The train pump ----
+
+
+async def train_pump(run: Run, snapshotter: RolloutSnapshotter) -> None:
+    """Train step after step, each on the groups that the sampler gives it, and keep a checkpoint of each."""
+    while run.parts.progress.train_steps < run.steps:
+        run.group_ready.clear()
+        claim = await run.transitions.claim_for_training(GROUPS_PER_STEP)
+        if claim is None:
+            require_more_to_come(run)
+            await run.group_ready.wait()
+            continue
+        batch: Batch = dict(run.plane.get_samples(claim.sample_ids, PARTITION, FIELDS).items())
+        batch["advantages"] = group_advantages(batch["reward"], GROUP_SIZE)
+        await run.transitions.write_back(claim, {"advantages": batch["advantages"]})
+        await in_thread(run.trainer.accumulate, batch)
+
+        prompts = [group.prompt.ref.sample_id for group in claim.groups]
+        await snapshotter.begin_optimizer_commit(drain_snapshot=False)  # no snapshot until the counters say what is so
+        run.trainer.update(prompts, batch)
+        await run.transitions.finish_step(claim)
+        run.parts.progress.advance()
+        snapshotter.end_optimizer_commit()
+
+        await save_checkpoint(run, snapshotter)
+        step = run.parts.progress.train_steps
+        run.report("step", step=step, prompts=prompts, reward=float(batch["reward"].mean()))
+
+
+def require_more_to_come(run: Run) -> None:
+    """Refuse to wait for groups that nobody generates: then a prompt was lost."""
+    parts, step = run.parts, run.parts.progress.trainer_version
+    here = [group for group in (*parts.ledger.groups, *parts.replay_index.groups) if group.target_step == step]
+    wanted = GROUPS_PER_STEP - parts.runtime.batch_shortfall.get(step, 0)
+    if parts.sampler.dispatch_index >= step and len(here) < wanted:
+        raise RuntimeError(f"step {step} takes {wanted} groups, and {len(here)} of its batch are left: one was lost")
+
+
+async def save_checkpoint(run: Run, snapshotter: RolloutSnapshotter) -> None:
+    """Write the weights, the optimizer and the state of the rollouts as one checkpoint, ``step_<N>``."""
+    progress = run.parts.progress
+    async with snapshotter.trainer_checkpoint():
+        async with run.parts.barrier.checkpoint() as cut:
+            step, info = progress.train_steps, training_info(run)
+            path = run.checkpoints.init_tmp_checkpoint(step, info, run.settings.config)
+            captured = await snapshotter.capture(cut, path, CheckpointKind.TRAINER_CHECKPOINT)
+        await in_thread(torch.save, run.trainer.state_dict(), path / TRAINER_FILE)
+        await snapshotter.write_rollout_state(path, captured)
+        run.checkpoints.begin_finalization(path)
+    snapshotter.trainer_checkpoint_published(step)
+
+
+def training_info(run: Run) -> dict[str, Any]:
+    progress, sampler = run.parts.progress, run.parts.sampler
+    return {
+        "current_step": progress.train_steps,
+        "total_steps": run.steps,
+        "trainer_version": progress.trainer_version,
+        "current_epoch": progress.current_epoch,
+        "consumed_samples": sum(len(step["prompts"]) for step in run.trainer.history),
+        "total_valid_tokens": sum(step["batch"]["answers"].numel() for step in run.trainer.history),
+        "sampler_name": sampler.name,
+        "sampler_dispatch_index": sampler.dispatch_index,
+    }
+
+
+# ---- All of them ----
+
+
+async def train(run: Run) -> None:
+    """Go on with a run, and take it to its end or to where somebody stops it."""
+    await run.resume()
+    with RolloutSnapshotter(
+        run.parts,
+        checkpointer=run.checkpoints,
+        timeout=TimeoutChecker(run.settings.budget_s),
+        bootstrap_identity=run.identity,
+        teacher_coordinator=None,
+        records_prompt_groups=lambda: True,
+    ) as snapshotter:
+        snapshotter.install_sigterm(asyncio.get_running_loop())  # one more snapshot, then the run stops
+        async with asyncio.TaskGroup() as pumps:
+            snapshots = pumps.create_task(snapshotter.run())  # returns only to stop the run
+            training = pumps.create_task(train_pump(run, snapshotter))
+            rollouts = pumps.create_task(rollout_pump(run))
+            await asyncio.wait([snapshots, training], return_when=asyncio.FIRST_COMPLETED)
+            for pump in (snapshots, training, rollouts):
+                pump.cancel()
+        await in_thread(run.checkpoints.shutdown)
+
+
+def main() -> int:
+    options = parse_options()
+    torch.set_num_threads(1)  # before any work: the children of a parent with threads of torch would hang
+    out = options.out
+    settings, journal = Settings(out / "checkpoints", options.prompts, options.seed), Journal(out / "journal.jsonl")
+    if out.exists() and not journal.path.exists() and (not out.is_dir() or any(out.iterdir())):
+        sys.exit(f"{out} is there and was not made by this script: name another folder with --out")
+    if journal.path.exists() and (options.kills or options.plant_fault):
+        shutil.rmtree(settings.checkpoint_dir, ignore_errors=True)
+        journal.path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    journal.path.touch()
+
+    def report(event: str, **details: Any) -> None:
+        journal.write(event, **details)
+        if event == "step" and not options.kills:
+            print(
+                f"step {details['step']:3}  reward {details['reward']:.2f}  {' '.join(details['prompts'])}", flush=True
+            )
+
+    exit_code = survive(train, settings, journal, options.kills, report, plant_fault=options.plant_fault)
+    print("\nLook at what it leaves:\n")
+    for what in "ls", "verify", "explain":
+        print(f"  {shown(Path(sys.executable).parent / 'nrl-rollout-ckpt')} {what} {shown(settings.checkpoint_dir)}")
+    return exit_code
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("async-grpo-run"), help="folder for the files (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=96, help=f"prompts, {GROUPS_PER_STEP} a step (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts, the weights and the kills (%(default)s)")
+    parser.add_argument("--kills", type=int, default=0, help="begin anew, and be killed so many times (%(default)s)")
+    parser.add_argument("--plant-fault", action="store_true", help="begin anew, with a ledger that forgets a prompt")
+    options = parser.parse_args()
+    for name, least in ("prompts", 1), ("kills", 0):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} is {getattr(options, name)}: a number from {least} is needed")
+    return options
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here, for a command line."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The parts of the run in async_grpo.py, and how a start goes on where the last one was killed."""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from arithmetic_environment import ArithmeticEnvironment
+from arithmetic_policy import Trainer
+from arithmetic_task import PromptList, make_prompts
+from nrl_dataplane_local import LocalDataPlaneClient, LocalDataPlaneConfig
+from nrl_interfaces.fileops import FileOps
+from nrl_rollout_ckpt.config import RolloutCheckpointConfig
+from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
+from nrl_rollout_ckpt.disk.selection import select_resume_source
+from nrl_rollout_ckpt.disk.trainer_checkpoints import CheckpointManager
+from nrl_rollout_ckpt.restore import RestoreReport, RolloutRestorer
+from nrl_rollout_ckpt.samplers import InOrderSampler
+from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
+from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
+from nrl_rollout_ckpt.state.replay_index import ReplayIndex
+from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
+from nrl_rollout_ckpt.state.transitions import RolloutTransitions
+
+GROUP_SIZE = 4
+GROUPS_PER_STEP = 4
+MAX_STALENESS = 1
+PARTITION = "rollouts"
+FIELDS = ["totals", "addends", "answers", "logprobs", "reward"]
+TRAINER_FILE = "trainer.pt"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made of; `config` is what a restart is compared with."""
+
+    checkpoint_dir: Path
+    prompts: int
+    seed: int
+    budget_s: float | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"prompts": self.prompts, "seed": self.seed, "group_size": GROUP_SIZE, "max_staleness": MAX_STALENESS}
+
+
+def seconds_of_turn(rollout_id: str) -> float:
+    """Sibling 3 of each group is slow, more so in some groups than in others."""
+    group_id, _, sibling = rollout_id.partition("_g")
+    return 0.04 + 0.04 * (zlib.crc32(group_id.encode()) % 3) if sibling.startswith("3_") else 0.02
+
+
+@dataclass
+class Run:
+    """All parts of a run. Others than these may be given, to watch them or to break them.
+
+    Attributes:
+        settings: What it is made of.
+        report: Gets an event for each start, generation and train step.
+        file_ops: The operations on files.
+        group_ready: Set whenever a group is ready for training.
+    """
+
+    settings: Settings
+    report: Callable[..., None]
+    file_ops: FileOps = field(default_factory=FileOps)
+    environment_class: type[ArithmeticEnvironment] = ArithmeticEnvironment
+    plane_class: type[LocalDataPlaneClient] = LocalDataPlaneClient
+    ledger_class: type[RolloutRecoveryLedger] = RolloutRecoveryLedger
+    group_ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        settings, ops = self.settings, self.file_ops
+        self.trainer = Trainer(settings.seed, busy_s=0.1)
+        self.prompts = PromptList(make_prompts(settings.prompts, settings.seed))
+        self.steps = -(-settings.prompts // GROUPS_PER_STEP)
+        self.plane = self.plane_class(LocalDataPlaneConfig(partition_mode="stream"), file_ops=ops)
+        self.environment = self.environment_class(seconds_of_turn, ops)
+        self.checkpoints = CheckpointManager(settings.checkpoint_dir, keep_latest_k=2, ops=ops)
+        self.identity = BootstrapCompatibilityIdentity.of(settings.config)
+        capacity = GROUPS_PER_STEP * (MAX_STALENESS + 1)
+        progress = TrainingProgress()
+        self.parts = RolloutParts(
+            config=RolloutCheckpointConfig(snapshot_attempt_interval_s=0.1, target_level=RecoveryTargetLevel.TURN),
+            data_plane=self.plane,
+            partition_id=PARTITION,
+            prompt_source=self.prompts,
+            sampler=InOrderSampler(progress, MAX_STALENESS),
+            replay_index=ReplayIndex(capacity, GROUP_SIZE),
+            ledger=self.ledger_class(),
+            progress=progress,
+            environment=self.environment,
+            run_config=settings.config,
+            file_ops=ops,
+        )
+        self.transitions = RolloutTransitions(self.parts)
+
+    async def resume(self) -> RestoreReport:
+        """Go on where the newest snapshot was; a folder without any begins a run."""
+        source = select_resume_source(self.settings.checkpoint_dir, self.parts.config, self.identity)
+        if source.train_steps:
+            self.trainer.load_state_dict(torch.load(source.anchor / TRAINER_FILE, weights_only=True))
+        if source.path is None:
+            rows = self.parts.replay_index.capacity * GROUP_SIZE
+            self.plane.register_partition(PARTITION, [*FIELDS, "advantages"], rows, ["train"], GROUP_SIZE)
+        restored = await RolloutRestorer(self.parts).restore(source)
+        self.report(
+            "start",
+            source="nothing" if source.path is None else str(source.path.relative_to(self.settings.checkpoint_dir)),
+            train_steps=source.train_steps,
+            groups_kept=restored.groups_from_buffer,
+            siblings_kept=restored.siblings_kept,
+            turns_kept=sum(self.environment.turns_taken().values()),
+        )
+        return restored

@@ -1,0 +1,102 @@
+"""Kills a run again and again in child processes, starts it each time, and gives account of every prompt."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from grpo_parts import GROUP_SIZE, Run, Settings
+from kill_moments import PLACES, ForgetfulLedger, Journal, Killer, Moment, plan
+from prompt_account import account_of
+
+Train = Callable[[Run], Coroutine[Any, Any, None]]
+Report = Callable[..., None]
+
+
+def survive(
+    train: Train, settings: Settings, journal: Journal, kills: int, report: Report, *, plant_fault: bool
+) -> int:
+    """Kill a run as planned, let it come to its end, print the account, and return the exit code."""
+    began = time.monotonic()
+    parts: dict[str, Any] = {"ledger_class": ForgetfulLedger} if plant_fault else {}
+    problems: list[str] = []
+    for number, moment in enumerate(plan(kills, settings.seed), start=1):
+        ended_by = in_child(lambda moment=moment: asyncio.run(train(Killer(moment, journal).run(settings, **parts))))
+        print(line_of(number, journal, f"a kill during {moment.phase}: {moment.place}"), flush=True)
+        if found := problems_with(settings, journal, moment, ended_by):
+            problems.append(found)
+            break
+    else:
+        try:
+            asyncio.run(train(Run(settings, report, **parts)))
+        except Exception:  # noqa: BLE001 - the account says what came of it
+            traceback.print_exc()
+            problems.append("the run ended with an error")
+        print(line_of(kills + 1, journal, "itself"))
+    account = account_of(settings, problems)
+    print(f"\n{account.table()}\n\n{kept_work(journal)}\nseconds{time.monotonic() - began:>32.1f}")
+    return 0 if account.is_exact else 1
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run `work` in a fork of this process, which is warm; gives 0, or minus the signal, or 1 if it raised."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:  # noqa: BLE001 - a child must not go on as its parent
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def problems_with(settings: Settings, journal: Journal, moment: Moment, ended_by: int) -> str | None:
+    """Compare how a process ended with what was planned, and what its journal says with what is on the disk."""
+    if ended_by != -signal.SIGKILL:
+        return f"the run ended with {ended_by} before a kill during {moment.phase}; more --prompts make it longer"
+    kill = journal.read("kill")[-1]
+    proved = {
+        "snapshot": any(settings.checkpoint_dir.rglob("tmp_snapshot_*")),
+        "optimizer commit": kill["updates"] == kill["train_steps"] + 1,
+        "publication": Path(kill.get("published", "?")).is_dir(),
+        "generation": kill["episodes"] > 0,
+    }
+    holds = kill["phase"] == moment.phase and proved[moment.phase]
+    return None if holds else f"nothing proves a kill during {moment.phase}: {kill}"
+
+
+def line_of(number: int, journal: Journal, ended_by: str) -> str:
+    """What one process did."""
+    start = journal.read("start")[-1]
+    steps = [step["step"] for step in journal.read("step") if step["pid"] == start["pid"]]
+    done = f"{steps[0]} to {steps[-1]}" if steps else "-"
+    return f"start {number:2} from {start['source']:44}steps {done:9}ended by {ended_by}"
+
+
+def kept_work(journal: Journal) -> str:
+    """What the kills cost and what they did not, as lines."""
+    by_phase = Counter(kill["phase"] for kill in journal.read("kill"))
+    starts, generations = journal.read("start"), journal.read("generation")
+    kept = sum(start["siblings_kept"] + GROUP_SIZE * start["groups_kept"] for start in starts)
+    begun = Counter(generation["sibling"] for generation in generations if generation["from_turn"] == 0)
+    rows = {
+        "kills": by_phase.total(),
+        **{f"  during {phase}": by_phase[phase] for phase in PLACES},
+        "generations": len(begun),
+        "  kept over a kill": kept,
+        "  gone on with at a later turn": sum(generation["from_turn"] > 0 for generation in generations),
+        "  run again from the first turn": begun.total() - len(begun),
+        "turns kept of unfinished ones": sum(start["turns_kept"] for start in starts),
+    }
+    return "\n".join(f"{name:33}{count:6}" for name, count in rows.items())
