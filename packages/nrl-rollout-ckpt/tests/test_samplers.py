@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from nrl_interfaces.rollout import RolloutSampler
+from nrl_interfaces.testing.rollout import check_rollout_sampler
 from nrl_rollout_ckpt.samplers import InOrderSampler, WindowedSampler
 from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut, ExpiredCutError
 from nrl_rollout_ckpt.state.rollout_state import TrainingProgress
@@ -25,12 +25,21 @@ def cut() -> DataPlaneMutationCut:
 
 
 @BOTH
-def test_it_is_a_sampler_that_snapshots_work_with(make: Any) -> None:
-    sampler = make(TrainingProgress())
-    assert isinstance(sampler, RolloutSampler)
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_it_keeps_to_what_a_sampler_promises(make: Any, max_staleness: int) -> None:
+    def made() -> Any:
+        progress = TrainingProgress()
+
+        def set_version(version: int) -> None:
+            progress.trainer_version = version
+            progress.notify()
+
+        return make(progress, max_staleness), set_version
+
+    asyncio.run(check_rollout_sampler(made))
+    sampler, _ = made()
     assert sampler.supports_buffer_checkpoint
     assert sampler.supports_training_claims
-    assert sampler.dispatch_index == -1
 
 
 @BOTH

@@ -1,27 +1,76 @@
 """The fakes keep what the real parts keep."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from nrl_interfaces.rollout import (
-    CheckpointableDataPlane,
-    EnvironmentCheckpoint,
     EnvironmentEpisode,
     PromptRef,
     PromptSource,
     ResolvingPromptSource,
 )
+from nrl_interfaces.testing.rollout import (
+    check_checkpointable_data_plane,
+    check_environment_checkpoint,
+    check_resolving_prompt_source,
+)
 from nrl_rollout_ckpt.state.barrier import DataPlaneMutationCut
 from nrl_rollout_ckpt.testing import FakeClock, FakeEnvironment, InMemoryDataPlane, ListPromptSource, numbered_prompts
 
 
-def test_the_plane_meets_its_protocol_and_freezes_only_if_asked() -> None:
-    assert isinstance(InMemoryDataPlane(), CheckpointableDataPlane)
-    assert hasattr(InMemoryDataPlane(), "freeze")
-    assert not hasattr(InMemoryDataPlane(freezes=False), "freeze")
+@pytest.mark.parametrize("freezes", [True, False])
+def test_the_plane_keeps_to_what_a_data_plane_promises(tmp_path: Path, freezes: bool) -> None:
+    def claim(plane: InMemoryDataPlane) -> list[str]:
+        plane.claim_samples(["a"], "train", "trainer")
+        return ["a"]
+
+    check_checkpointable_data_plane(
+        lambda: InMemoryDataPlane(freezes=freezes),
+        tmp_path,
+        fill=lambda plane: plane.put_samples(["a", "b", "c"], "train", {"x": [1, 2, 3]}),
+        claim=claim,
+        partition_id="train",
+        task_name="trainer",
+    )
+    assert hasattr(InMemoryDataPlane(freezes=freezes), "freeze") is freezes
+
+
+def one_by_one(source: ListPromptSource) -> Iterator[Any]:
+    while batch := source.next_batch(1):
+        yield from batch
+
+
+def test_the_prompt_source_keeps_to_what_a_source_promises() -> None:
+    check_resolving_prompt_source(
+        lambda: ListPromptSource(numbered_prompts(5)),
+        ref_of=lambda prompt: prompt.ref,
+        payload_of=lambda prompt: prompt.payload,
+        prompts=lambda source: iter(
+            lambda: source.next_batch(1)[0] if source.state_dict()["position"] < 5 else None, None
+        ),
+        count=5,
+    )
+
+
+def test_the_environment_keeps_to_what_an_environment_promises(tmp_path: Path) -> None:
+    async def with_episodes() -> FakeEnvironment:
+        environment = FakeEnvironment()
+        for episode in EPISODES:
+            await environment.open(episode)
+        return environment
+
+    asyncio.run(
+        check_environment_checkpoint(
+            with_episodes,
+            tmp_path,
+            runs=lambda environment: environment.dispatch_is_open,
+            make_restarted=FakeEnvironment,
+        )
+    )
 
 
 def test_a_frozen_view_is_of_its_moment(tmp_path: Path) -> None:
@@ -113,7 +162,6 @@ EPISODES = [EnvironmentEpisode("env0", "a"), EnvironmentEpisode("env0", "b"), En
 def test_episodes_are_saved_while_paused_and_a_part_of_them_is_taken_up(tmp_path: Path) -> None:
     async def run() -> None:
         environment = FakeEnvironment()
-        assert isinstance(environment, EnvironmentCheckpoint)
         for episode in EPISODES:
             await environment.open(episode)
             await environment.turn(episode, "first")
