@@ -2,18 +2,26 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from nrl_interfaces.rollout import Deadline
+from nrl_interfaces.testing.rollout import check_deadline
 from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.testing import FakeClock
+
+
+def test_it_keeps_to_the_protocol() -> None:
+    def make() -> tuple[TimeoutChecker, Callable[[float], object]]:
+        clock = FakeClock()
+        return TimeoutChecker(100, clock=clock), clock.advance
+
+    check_deadline(make)
 
 
 def test_r09_1_the_budget_counts_from_the_start_of_the_job() -> None:
     clock = FakeClock()
     timeout = TimeoutChecker(60, job_start=clock.time() - 50, clock=clock)
-    assert isinstance(timeout, Deadline)
     clock.advance(9.5)
     assert not timeout.would_save()
     clock.advance(0.5)
