@@ -401,6 +401,14 @@ def test_a_restart_at_the_prompt_begins_everything_again(granularity: Any, level
     run.ledger.prepare_for_restart(CUT, NOTHING, run.new_id)
     assert run.attempts == ["reserved", "reserved"]
     assert [len(sibling.attempts) for sibling in run.group.siblings] == [2, 2]
+    check_groups(run.ledger.groups)  # what was given up has no result any more
+
+
+def test_a_restart_takes_no_id_that_is_there() -> None:
+    run = Run(prompts=2).dispatch()
+    used = run.ledger.groups[1].siblings[0].current.attempt_uuid
+    restart = run.ledger.prepare_for_restart
+    run.refuses(LedgerError, f"attempt {used} is there already", lambda: restart(CUT, NOTHING, lambda: used))
 
 
 def test_a_restart_leaves_reserved_and_complete_groups_as_they_are() -> None:

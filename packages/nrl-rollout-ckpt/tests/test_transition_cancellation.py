@@ -41,6 +41,28 @@ def test_a_transition_that_is_cancelled_happens_whole_or_not_at_all(name: str, a
     assert ends == {"before", "after"}
 
 
+@pytest.mark.parametrize("act", ["cancel", "cancel twice", "cancel late"])
+def test_a_claim_that_is_cancelled_while_it_evicts_takes_nothing(act: Any) -> None:
+    ends: set[int] = set()
+
+    async def scenario(drive: Drive) -> None:
+        it = Run(windowed=True)
+        await it.committed()
+        it.progress.train_steps = it.progress.trainer_version = 2
+        await it.committed(1)
+        driven = await drive(
+            it.does.claim_for_training(1 + 2)
+        )  # of three, two are stale: they are missing from the step
+        claimed = it.index.training_owned_replay_groups()
+        assert len(claimed) == (0 if driven.error is not None else 1)
+        ends.add(len(it.runtime.dropped))
+        it.check_account()
+        assert it.runtime.batch_shortfall == ({2: 2} if it.runtime.dropped else {})
+
+    asyncio.run(at_each_suspension(scenario, act))
+    assert ends == {2}  # nothing is awaited before the eviction has begun, and then it comes to its end
+
+
 async def hold(it: Run) -> None:
     async with it.barrier.checkpoint():
         for _ in range(3):
