@@ -474,6 +474,27 @@ def test_unstamped_groups_are_missing_from_the_step_that_takes_its_groups_next(t
     run(test)
 
 
+def test_what_a_step_lacks_above_its_groups_is_missing_from_the_next() -> None:
+    async def test() -> None:
+        it = Run(windowed=True)
+        for group in await it.dispatched(3):
+            await it.does.drop_group(group.group_id)
+        assert it.runtime.batch_shortfall == {0: 3}
+        claim = await it.does.claim_for_training(2)
+        assert claim is not None
+        await finish(it, claim)
+        assert it.runtime.batch_shortfall == {0: 2, 1: 1}
+        it.progress.advance()
+        await it.committed(1)
+        claim = await it.does.claim_for_training(2)
+        assert claim is not None
+        assert len(claim.groups) == 1
+        await finish(it, claim)
+        assert it.runtime.batch_shortfall == {1: 1}
+
+    run(test)
+
+
 def test_pitfall_29_what_a_dropped_group_still_reports_is_refused_by_name() -> None:
     async def test() -> None:
         it = Run()
