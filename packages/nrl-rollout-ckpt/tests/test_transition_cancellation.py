@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from nrl_interfaces.testing.awaits import Drive, at_each_suspension
 from runs import Run
-from test_transitions import SECTIONS, make
+from sections import SECTIONS, make
 
 
 @pytest.mark.parametrize("act", ["cancel", "cancel twice", "cancel late"])
