@@ -14,7 +14,6 @@ from nrl_rollout_ckpt.state.ledger_states import (
     PromptGroupStatus,
 )
 
-
 CHANGES: dict[str, Callable[[Run, Any], object]] = {
     "reserve_batch": lambda run, cut: run.ledger.reserve_batch(
         cut, [], expected_generations=1, granularity_of=lambda _: SIBLING, restore_level=LEVEL.TURN, new_id=run.new_id
