@@ -258,3 +258,18 @@ def test_an_environment_keeps_its_attempts() -> None:
     run.refuses(LedgerError, "goes on in instance 'env1'", lambda: dispatch(CUT, run.group_id, [0], "env0"))
     dispatch(CUT, run.group_id)
     assert [run.group.episode(at) for at in (1, 0)] == [replace(episode, attempt=1) for episode in episodes]
+
+
+# ---- Afterwards ----
+
+
+def test_attempts_of_groups_that_left_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nrl_rollout_ckpt.state.ledger.FORMER_ATTEMPTS_KEPT", 3)
+    run = Run(prompts=2)
+    first, second = run.ledger.groups
+    ids = [group.rollout_id(index) for group in (first, second) for index in range(2)]
+    assert all(run.ledger.has_had_attempt(rollout_id) for rollout_id in ids)
+    assert not run.ledger.has_had_attempt(f"{first.sample_id(0)}_a{'0' * 31}f")
+    run.ledger.discard_group(CUT, first.group_id)
+    run.ledger.discard_group(CUT, second.group_id)
+    assert [run.ledger.has_had_attempt(rollout_id) for rollout_id in ids] == [False, True, True, True]

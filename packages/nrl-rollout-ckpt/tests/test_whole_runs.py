@@ -18,6 +18,7 @@ from nrl_rollout_ckpt.samplers import InOrderSampler, WindowedSampler
 from nrl_rollout_ckpt.saving import capture, state_saving
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
 from nrl_rollout_ckpt.state.ledger_states import RecoveryGranularity, RecoveryTargetLevel
+from nrl_rollout_ckpt.state.records import SiblingSealResult
 from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.testing import (
     AccountError,
@@ -242,6 +243,35 @@ def test_schedules_that_are_rare(tmp_path: Path, schedule: str, restore_buffer: 
     kind = Kind(prompts=3, sampler=sampler, restore_buffer=restore_buffer, level=RecoveryTargetLevel.TURN)
     run = asyncio.run(follow(tmp_path, kind, [(name, 0) for name in SCHEDULES[schedule]]))
     assert len(run.trained) + len(run.parts.runtime.dropped) + len(run.parts.runtime.replacement_reserve) == 3
+
+
+@pytest.mark.parametrize("how", ["dropped", "complete"])
+def test_p63_an_episode_whose_group_left_before_the_environment_was_told_is_no_fault(tmp_path: Path, how: str) -> None:
+    kind = Kind(prompts=4, level=RecoveryTargetLevel.TURN)
+
+    async def run() -> None:
+        before = await SmallRun.start(tmp_path, kind.parts)
+        await before.reserve()
+        await before.admit()
+        group, _ = before.parts.ledger.groups
+        for index in range(2):
+            await before.dispatch(group.group_id, index)
+        if how == "dropped":
+            await before.transitions.drop_group(group.group_id)
+        else:
+            result = SiblingSealResult({"prompt": group.prompt.ref.sample_id}, reward=1.0)
+            for index in range(2):
+                await before.transitions.seal_sibling(group.group_id, index, result)
+            await before.commit(group.group_id)
+        assert len(before.parts.environment.episodes()) == 2  # type: ignore[attr-defined]
+        assert (await before.save_snapshot()).saved
+        before.close()
+        after = await SmallRun.start(tmp_path, kind.parts)
+        assert after.report.environment_episodes == 0
+        await after.run_to_end()
+        after.close()
+
+    asyncio.run(run())
 
 
 # ---- The account finds what is lost: the pitfalls, planted ----

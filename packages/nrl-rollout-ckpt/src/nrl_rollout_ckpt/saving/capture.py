@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -181,30 +181,21 @@ def check_captured(captured: CapturedRolloutState) -> None:
         validate_replay_inventory(captured.sample_ids, captured.replay_groups)
 
 
-def rollout_ids(groups: Iterable[PromptGroupRecoveryRecord]) -> frozenset[str]:
-    """The ids of all attempts, former ones too."""
-    return frozenset(
-        f"{group.sample_id(sibling.generation_index)}_a{attempt.attempt_uuid}"
-        for group in groups
-        for sibling in group.siblings
-        for attempt in sibling.attempts
-    )
-
-
 def with_episodes(
     captured: CapturedRolloutState,
     exported: Sequence[EnvironmentEpisode],
-    groups_before: Iterable[PromptGroupRecoveryRecord],
+    has_had_attempt: Callable[[str], bool],
 ) -> CapturedRolloutState:
     """Add the episodes in the environment's files that the ledger still owns.
 
-    One that sealed or was given up between the pause and the cut has another owner, or none, and is left out. An
-    environment that has not been told of a new attempt yet knows the episode under the attempt before.
+    One that sealed or was given up before the cut, of which the environment was not told before it paused, has another
+    owner, or none, and is left out. An environment that has not been told of a new attempt yet knows the episode under
+    the attempt before.
 
     Args:
         captured: The state at the cut.
         exported: The episodes in the files.
-        groups_before: The ledger's groups before the environment was paused.
+        has_had_attempt: Whether the ledger knows an attempt, or knew it, by its rollout id.
 
     Raises:
         RuntimeError: If an exported episode is of no attempt that ever was.
@@ -218,8 +209,7 @@ def with_episodes(
         attempt = attempts.get((episode.instance_id, episode.rollout_id))
         is_owned = attempt is not None and attempt - episode.attempt in (0, 1)
         (owned if is_owned else others).append(episode)
-    known = rollout_ids([*groups_before, *at_cut]) if others else frozenset[str]()
-    foreign = [episode for episode in others if episode.rollout_id not in known]
+    foreign = [episode for episode in others if not has_had_attempt(episode.rollout_id)]
     if foreign:
         raise RuntimeError(
             f"the environment saved {len(foreign)} episodes of no attempt that the ledger knows, {foreign[0]} first: "

@@ -236,7 +236,6 @@ class RolloutSnapshotter(PumpedSnapshots):
         self, attempt: SnapshotAttempt, at: Identity, temporary: Path
     ) -> CapturedRolloutState | None:
         """Pause the environment, make the cut, resume; None where a train step came first."""
-        groups_before = self._ledger.groups
         exported: Sequence[EnvironmentEpisode] | None = None
         phase = EnvironmentPhase(self._environment.snapshot(temporary / ENVIRONMENT), self._clock)
         async with contextlib.AsyncExitStack() as stack:
@@ -259,7 +258,11 @@ class RolloutSnapshotter(PumpedSnapshots):
             _warn_if_environment_paused_past_interval(phase.paused_seconds, self._config.snapshot_attempt_interval_s)
         if Identity(captured.train_steps, captured.trainer_version) != at:  # the counters need no cut to move
             return None
-        return captured if exported is None else await in_thread(with_episodes, captured, exported, groups_before)
+        return (
+            captured
+            if exported is None
+            else await in_thread(with_episodes, captured, exported, self._ledger.has_had_attempt)
+        )
 
     async def _enter_environment_phase_unless_a_step_commits(
         self,

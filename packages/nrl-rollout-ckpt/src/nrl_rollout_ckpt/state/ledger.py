@@ -30,7 +30,7 @@ from nrl_rollout_ckpt.state.ledger_moves import (
     sibling_sealed,
     taken_up,
 )
-from nrl_rollout_ckpt.state.ledger_reads import LedgerReads
+from nrl_rollout_ckpt.state.ledger_reads import FORMER_ATTEMPTS_KEPT, LedgerReads
 from nrl_rollout_ckpt.state.ledger_states import (
     GROUP_PHASES,
     GROUP_STATUSES,
@@ -298,6 +298,9 @@ class RolloutRecoveryLedger(LedgerReads):
         if not batch:
             del self._batches[group.admission_id]
         self._attempt_uuids.difference_update(attempt_uuids(group))
+        self._former_attempts.update(dict.fromkeys(attempt_uuids(group)))
+        while len(self._former_attempts) > FORMER_ATTEMPTS_KEPT:
+            del self._former_attempts[next(iter(self._former_attempts))]
         return group
 
     def discard_canonical_groups(self, cut: LiveCut, group_ids: Iterable[str]) -> tuple[str, ...]:

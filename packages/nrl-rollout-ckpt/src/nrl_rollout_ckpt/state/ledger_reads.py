@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from nrl_interfaces.rollout import EnvironmentEpisode
 
 from nrl_rollout_ckpt.state.ledger_checks import UnknownGroupError
 from nrl_rollout_ckpt.state.ledger_moves import keeps_episodes
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase
 from nrl_rollout_ckpt.state.records import PromptGroupRecoveryRecord
+
+FORMER_ATTEMPTS_KEPT: Final = 65_536
+"""How many attempts of groups that left are remembered."""
 
 
 class LedgerReads:
@@ -17,6 +22,7 @@ class LedgerReads:
         self._groups: dict[str, PromptGroupRecoveryRecord] = {}
         self._batches: dict[int, dict[str, None]] = {}  # ids by admission_id, in order
         self._attempt_uuids: set[str] = set()
+        self._former_attempts: dict[str, None] = {}  # of groups that left, the oldest first
         self._next_admission_id = 0
 
     def __len__(self) -> int:
@@ -51,6 +57,14 @@ class LedgerReads:
         """Give the steps that admitted groups are stamped for."""
         firsts = (self._groups[next(iter(batch))].target_step for batch in self._batches.values())
         return frozenset(step for step in firsts if step is not None)
+
+    def has_had_attempt(self, rollout_id: str) -> bool:
+        """Whether an attempt is of a group that is here, or of one that left, of which an environment may hear later.
+
+        Of those that left, the last `FORMER_ATTEMPTS_KEPT` are remembered.
+        """
+        attempt_uuid = rollout_id.rpartition("_a")[2]
+        return attempt_uuid in self._attempt_uuids or attempt_uuid in self._former_attempts
 
     def active_episodes(self) -> tuple[EnvironmentEpisode, ...]:
         """Give the episodes that a restart can go on with, sorted by instance."""
