@@ -1,5 +1,6 @@
 """The asynchronous GRPO loop gives an exact account of its prompts after ten kills, and finds a planted fault."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from nrl_interfaces.fileops import FileOps
+from nrl_interfaces.rollout import EnvironmentEpisode
+from nrl_interfaces.testing.rollout import check_environment_checkpoint, check_resolving_prompt_source
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "docs" / "examples" / "async_grpo.py"
@@ -101,6 +105,35 @@ def test_a_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     altered = run(*command)
     assert altered.returncode == 1, altered.stdout + altered.stderr
     assert "! the final weights are not those that training on the history gives" in altered.stdout
+
+
+def test_the_environment_and_the_prompts_meet_their_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from arithmetic_environment import ArithmeticEnvironment
+    from arithmetic_task import PromptList, make_prompts
+
+    def made() -> ArithmeticEnvironment:
+        return ArithmeticEnvironment(lambda rollout_id: 0.0, FileOps())
+
+    async def with_episodes() -> ArithmeticEnvironment:
+        environment = made()
+        for number, prompt in enumerate(make_prompts(3, seed=0)):
+            which = EnvironmentEpisode(f"calculator-{number % 2}", f"rollout {number}")
+            await environment.begin(which, prompt.payload)
+            await environment.answer(which, 1, -1.0)
+        return environment
+
+    def runs(environment: ArithmeticEnvironment) -> bool:
+        return all(instance.gate.is_set() for instance in environment._instances.values())
+
+    asyncio.run(check_environment_checkpoint(with_episodes, tmp_path, runs=runs, make_restarted=made))
+    prompts = make_prompts(4, seed=0)
+    check_resolving_prompt_source(
+        lambda: PromptList(prompts),
+        ref_of=lambda prompt: prompt.ref,
+        payload_of=lambda prompt: prompt.payload,
+        prompts=lambda source: (batch[0] for batch in iter(lambda: source.next_batch(1), [])),
+    )
 
 
 def test_the_folders_of_others_are_left_alone(tmp_path: Path) -> None:

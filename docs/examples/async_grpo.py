@@ -19,7 +19,6 @@ from grpo_parts import FIELDS, GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_F
 from kill_moments import Journal
 from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
-from nrl_rollout_ckpt.state.completion import in_thread
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
 from nrl_rollout_ckpt.state.records import SiblingSealResult
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
@@ -31,22 +30,21 @@ from survive_kills import survive
 async def rollout_pump(run: Run) -> None:
     """Generate what a restart found under way, then batch after batch, as far ahead of training as the sampler lets."""
     async with asyncio.TaskGroup() as generating:
-        reserved: dict[int, None] = {}
-        for record in run.parts.ledger.redispatch_order():
+
+        async def admit(admission_id: int) -> None:
+            for record in await run.transitions.admit(admission_id, wanted=GROUPS_PER_STEP):
+                generating.create_task(generate_group(run, record.group_id))
+
+        restored = run.parts.ledger.redispatch_order()
+        for record in restored:
             if record.phase is PromptGroupPhase.ADMITTED:
                 generating.create_task(generate_group(run, record.group_id))
-            else:
-                reserved[record.admission_id] = None
-        while True:
-            for admission_id in reserved:
-                for record in await run.transitions.admit(admission_id, wanted=GROUPS_PER_STEP):
-                    generating.create_task(generate_group(run, record.group_id))
-            batch = await run.transitions.reserve_batch(
-                lambda: run.prompts.next_batch(GROUPS_PER_STEP), expected_generations=GROUP_SIZE
-            )
-            if not batch:
-                return
-            reserved = {batch[0].admission_id: None}
+        for admission_id in sorted({each.admission_id for each in restored if each.phase is PromptGroupPhase.RESERVED}):
+            await admit(admission_id)
+        while batch := await run.transitions.reserve_batch(
+            lambda: run.prompts.next_batch(GROUPS_PER_STEP), expected_generations=GROUP_SIZE
+        ):
+            await admit(batch[0].admission_id)
 
 
 async def generate_group(run: Run, group_id: str) -> None:
@@ -103,10 +101,11 @@ async def train_pump(run: Run, snapshotter: RolloutSnapshotter) -> None:
             require_more_to_come(run)
             await run.group_ready.wait()
             continue
-        batch: Batch = dict(run.plane.get_samples(claim.sample_ids, PARTITION, FIELDS).items())
+        rows = await asyncio.to_thread(run.plane.get_samples, claim.sample_ids, PARTITION, FIELDS)
+        batch: Batch = dict(rows.items())
         batch["advantages"] = group_advantages(batch["reward"], GROUP_SIZE)
         await run.transitions.write_back(claim, {"advantages": batch["advantages"]})
-        await in_thread(run.trainer.accumulate, batch)
+        await asyncio.to_thread(run.trainer.accumulate, batch)
 
         prompts = [group.prompt.ref.sample_id for group in claim.groups]
         await snapshotter.begin_optimizer_commit(drain_snapshot=False)  # no snapshot until the counters say what is so
@@ -132,29 +131,21 @@ def require_more_to_come(run: Run) -> None:
 async def save_checkpoint(run: Run, snapshotter: RolloutSnapshotter) -> None:
     """Write the weights, the optimizer and the state of the rollouts as one checkpoint, ``step_<N>``."""
     progress = run.parts.progress
-    async with snapshotter.trainer_checkpoint():
-        async with run.parts.barrier.checkpoint() as cut:
-            step, info = progress.train_steps, training_info(run)
-            path = run.checkpoints.init_tmp_checkpoint(step, info, run.settings.config)
-            captured = await snapshotter.capture(cut, path, CheckpointKind.TRAINER_CHECKPOINT)
-        await in_thread(torch.save, run.trainer.state_dict(), path / TRAINER_FILE)
-        await snapshotter.write_rollout_state(path, captured)
-        run.checkpoints.begin_finalization(path)
-    snapshotter.trainer_checkpoint_published(step)
-
-
-def training_info(run: Run) -> dict[str, Any]:
-    progress, sampler = run.parts.progress, run.parts.sampler
-    return {
+    info = {
         "current_step": progress.train_steps,
         "total_steps": run.steps,
         "trainer_version": progress.trainer_version,
         "current_epoch": progress.current_epoch,
-        "consumed_samples": sum(len(step["prompts"]) for step in run.trainer.history),
-        "total_valid_tokens": sum(step["batch"]["answers"].numel() for step in run.trainer.history),
-        "sampler_name": sampler.name,
-        "sampler_dispatch_index": sampler.dispatch_index,
     }
+    async with snapshotter.trainer_checkpoint():
+        begin = run.checkpoints.init_tmp_checkpoint
+        path = await asyncio.to_thread(begin, progress.train_steps, info, run.settings.config)
+        async with run.parts.barrier.checkpoint() as cut:  # everybody waits, so nothing is written in here
+            captured = await snapshotter.capture(cut, path, CheckpointKind.TRAINER_CHECKPOINT)
+        await asyncio.to_thread(torch.save, run.trainer.state_dict(), path / TRAINER_FILE)
+        await snapshotter.write_rollout_state(path, captured)
+        run.checkpoints.begin_finalization(path)
+    snapshotter.trainer_checkpoint_published(progress.train_steps)
 
 
 # ---- All of them ----
@@ -166,7 +157,7 @@ async def train(run: Run) -> None:
     with RolloutSnapshotter(
         run.parts,
         checkpointer=run.checkpoints,
-        timeout=TimeoutChecker(run.settings.budget_s),
+        timeout=TimeoutChecker(None),
         bootstrap_identity=run.identity,
         teacher_coordinator=None,
         records_prompt_groups=lambda: True,
@@ -179,7 +170,7 @@ async def train(run: Run) -> None:
             await asyncio.wait([snapshots, training], return_when=asyncio.FIRST_COMPLETED)
             for pump in (snapshots, training, rollouts):
                 pump.cancel()
-        await in_thread(run.checkpoints.shutdown)
+        await asyncio.to_thread(run.checkpoints.shutdown)
 
 
 def main() -> int:

@@ -40,7 +40,6 @@ class Settings:
     checkpoint_dir: Path
     prompts: int
     seed: int
-    budget_s: float | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -112,6 +111,7 @@ class Run:
             source="nothing" if source.path is None else str(source.path.relative_to(self.settings.checkpoint_dir)),
             train_steps=source.train_steps,
             groups_kept=restored.groups_from_buffer,
+            groups_of_open_step=restored.rolled_back_groups,
             siblings_kept=restored.siblings_kept,
             turns_kept=sum(self.environment.turns_taken().values()),
         )

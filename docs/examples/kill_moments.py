@@ -110,7 +110,7 @@ class KillingOps(RecordingOps):
 
     @contextlib.contextmanager
     def _operation(self, name: str, path: Path, half: Callable[[], object] = lambda: None) -> Generator[None]:
-        if name != "rename" and any(part.startswith("tmp_snapshot") for part in path.parts):
+        if name != "rename" and any(part.startswith("tmp_snapshot") for part in path.parent.parts):
             doing = f"{name} {path.parent.name}/{path.name}"
             self._killer.at("snapshot", "the files are written", half, doing=doing)
         with super()._operation(name, path, half):
