@@ -122,6 +122,25 @@ def test_r01_each_prompt_in_flight_is_trained_once(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("restore_buffer", [True, False])
+@pytest.mark.parametrize("sampler", [InOrderSampler, WindowedSampler])
+def test_r01_a_trainer_checkpoint_has_the_rollouts_too(tmp_path: Path, sampler: Any, restore_buffer: bool) -> None:
+    kind = Kind(sampler=sampler, max_staleness=2, restore_buffer=restore_buffer)
+
+    async def run() -> None:
+        before = await half_way(tmp_path, kind)
+        assert await before.save_trainer_checkpoint()
+        before.close()
+        after = await SmallRun.start(tmp_path, kind.parts)
+        assert after.report.path == tmp_path / "step_1"
+        assert after.report.ledger_groups == 4
+        await after.run_to_end()
+        assert sorted(after.trained) == [f"p{number}" for number in range(10)]
+        after.close()
+
+    asyncio.run(run())
+
+
 # ---- Any schedule ----
 
 STEPS = {
