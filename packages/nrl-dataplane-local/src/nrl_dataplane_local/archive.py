@@ -108,8 +108,8 @@ def read(path: Path, safe_globals: Iterable[type]) -> tuple[Any, Footer]:
         raise CheckpointDamagedError(path, None, "it is a symbolic link")
     with path.open("rb") as file:
         footer = read_footer(file, path)
-        _check_records(file, path)
         if footer.with_crc_of(_crc(file, footer.size)) != footer:
+            _name_damaged_record(file, path)
             raise CheckpointDamagedError(path, None, "bytes outside of its records were changed")
         file.seek(0)
         try:
@@ -150,7 +150,8 @@ def read_footer(file: IO[bytes], path: Path) -> Footer:
     return footer
 
 
-def _check_records(file: IO[bytes], path: Path) -> None:
+def _name_damaged_record(file: IO[bytes], path: Path) -> None:
+    """Raise if a record has the change, which one pass over the whole file has found."""
     file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
