@@ -140,7 +140,7 @@ class World:
             "run_config": {"seed": 1, "api_key": "secret"},
         }
         if self.turns:
-            parts["environment"] = FakeEnvironment(ops=self.file_ops)
+            parts["environment"] = FakeEnvironment(("env0", "env1", "env2"), ops=self.file_ops)
         return make_parts(**{**parts, **overrides})
 
     async def populate(self) -> World:

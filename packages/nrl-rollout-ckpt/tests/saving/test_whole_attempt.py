@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ FEWEST_POINTS = 25
 
 
 @pytest.mark.parametrize("freezes", [True, False])
-@pytest.mark.parametrize("act", ["cancel", "cancel twice", "cancel late"])
-def test_cancelled_at_each_point(new_world: Callable[..., Any], act: Act, freezes: bool) -> None:
+@pytest.mark.parametrize("act", ["cancel", "cancel twice", "cancel late", OSError(5, "planted")], ids=str)
+def test_disturbed_at_each_point(new_world: Callable[..., Any], act: Act, freezes: bool) -> None:
     async def scenario(drive: Drive) -> None:
         world = await new_world(freezes=freezes).populate()
         assert (await world.save()).saved
@@ -29,7 +30,8 @@ def test_cancelled_at_each_point(new_world: Callable[..., Any], act: Act, freeze
         report = await world.assert_restores()
         assert report.rolled_back_groups == 2
         assert report.environment_episodes == 2
-        world.close()
+        with contextlib.suppress(OSError):  # what the trainer's own checkpoint met is told at the end
+            world.close()
 
     points = asyncio.run(at_each_suspension(scenario, act))
     print(f"{act!r}, freezes={freezes}: {points} suspension points")  # noqa: T201 - part of the result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -89,7 +89,7 @@ def serialize(captured: CapturedRolloutState) -> Sidecars:
     results: Tensors = {}
     replay_digest = recovery_sha256 = None
     if captured.replay_groups is not None:
-        groups = [encode_replay_group(group, prompts) for group in captured.replay_groups]
+        groups = _each_dumped(encode_replay_group(group, prompts) for group in captured.replay_groups)
         replay_digest = _digest_of_groups(groups)
         files[REPLAY_INDEX] = _dumps(
             {
@@ -107,7 +107,7 @@ def serialize(captured: CapturedRolloutState) -> Sidecars:
                 "batch_shortfall": {str(step): count for step, count in captured.batch_shortfall.items()},
                 "sampler_stamps_target_steps": captured.sampler_stamps_target_steps,
                 "dropped": captured.dropped,
-                "groups": [encode_group(group, prompts, results) for group in captured.ledger_groups],
+                "groups": _each_dumped(encode_group(group, prompts, results) for group in captured.ledger_groups),
             }
         )
         recovery_sha256 = digest_of_bytes(files[RECOVERY])
@@ -293,6 +293,11 @@ def _tensors(path: Path, names: frozenset[str]) -> Tensors:
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
     return orjson.dumps({"schema_version": FORMAT, **content}, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+
+def _each_dumped(items: Iterable[Mapping[str, Any]]) -> list[orjson.Fragment]:
+    """Turn one after the other into bytes: thousands of dicts at once would set off a full garbage collection."""
+    return [orjson.Fragment(orjson.dumps(item, option=orjson.OPT_SORT_KEYS)) for item in items]
 
 
 def _digest_of_groups(groups: list[Any]) -> str:

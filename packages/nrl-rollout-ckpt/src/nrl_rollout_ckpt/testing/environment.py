@@ -158,13 +158,18 @@ class FakeEnvironment:
         self.paused[instance] += 1
 
     async def _resume(self) -> None:
-        try:
-            for instance in self.instances:
-                if self.resumed[instance] < self.paused[instance]:
-                    self.resumed[instance] += 1
+        """Resume every instance, also after one that raised; the first error comes at the end."""
+        failed: list[Exception] = []
+        for instance in self.instances:
+            if self.resumed[instance] < self.paused[instance]:
+                self.resumed[instance] += 1
+                try:
                     await self._step("resume", instance)
-        finally:
-            self._running.set()
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failed.append(error)
+        self._running.set()
+        if failed:
+            raise failed[0]
 
     async def _step(self, step: str, instance: str) -> None:
         await asyncio.sleep(0)
