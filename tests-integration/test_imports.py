@@ -1,5 +1,7 @@
 """Importing a package loads nothing heavy that its user may not need."""
 
+import importlib
+import importlib.metadata
 import subprocess
 import sys
 
@@ -21,3 +23,8 @@ def test_import_is_light(module: str) -> None:
     loaded = set(done.stdout.split())
     assert module in loaded
     assert not HEAVY[module] & loaded
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_the_version_is_that_of_the_distribution(module: str) -> None:
+    assert importlib.import_module(module).__version__ == importlib.metadata.version(module.replace("_", "-"))

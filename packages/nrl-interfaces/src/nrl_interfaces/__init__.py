@@ -15,7 +15,7 @@ from nrl_interfaces.ownership import FolderInUseError
 from nrl_interfaces.packed import PackedTensor
 from nrl_interfaces.plugins import build_data_plane_client
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "BatchedDataDict",
