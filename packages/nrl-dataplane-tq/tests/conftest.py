@@ -89,6 +89,10 @@ class Queues:
         self._queues.append(start_queue())
         return self._queues[-1]
 
+    def start(self, storage_units: int) -> Queue:
+        """Start a queue that no other test gets."""
+        return start_queue(storage_units)
+
     def drop(self, client: TransferQueueDataPlaneClient) -> None:
         """Forget a client's plane, in whatever queue it is."""
         next(queue for queue in self._queues if queue.name == client._cfg.controller_name).drop(client)

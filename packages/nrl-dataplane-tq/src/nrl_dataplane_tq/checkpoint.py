@@ -162,9 +162,17 @@ def new_state(folder: Path, owner: str | None, ops: FileOps) -> Generator[NewSta
         try:
             yield state
         finally:
-            if not state.is_published:
+            if not state.is_published and not _names(folder, path):  # it may have failed behind the rename
                 with contextlib.suppress(OSError):
                     _remove_tree(path, ops)
+
+
+def _names(folder: Path, state: Path) -> bool:
+    """Tell whether the switch file names a checkpoint."""
+    try:
+        return _read_facts(folder).folder == state.name
+    except (OSError, ValueError):
+        return False
 
 
 def _make_next(folder: Path, ops: FileOps) -> Path:

@@ -1,5 +1,6 @@
-"""All that is asked of Ray and TransferQueue. Imported by `connect` alone, since it takes seconds."""
+"""All that is asked of Ray and TransferQueue. Imported by the first client, since it takes seconds."""
 
+import atexit
 import contextlib
 import threading
 import time
@@ -70,6 +71,13 @@ def queue_client(controller: Any, config: Any) -> TransferQueueClient:
             _add_storage(client, config)
             _clients[key] = client
         return _clients[key]
+
+
+@atexit.register
+def _close_queue_clients() -> None:
+    """End the clients' threads; left alone, they may keep the process from ending."""
+    for client in _clients.values():
+        client.close()
 
 
 def _add_storage(client: Any, config: Any) -> None:
