@@ -26,7 +26,7 @@ def test_a_checkpoint_is_about_as_big_as_its_rows(queue: Any, tmp_path: Path, ro
 
 
 def test_a_plain_put_makes_a_checkpoint_many_times_as_big(queue: Any, tmp_path: Path) -> None:
-    """What the adapter's jagged columns are for: rows of a dense batch are views, each pickled with the whole batch."""
+    """What `own_rows` is for: rows of a dense batch are views, each pickled with the whole batch."""
     from tensordict import TensorDict
 
     plane = queue.client()

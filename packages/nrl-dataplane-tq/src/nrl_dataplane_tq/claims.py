@@ -1,5 +1,6 @@
 """Which rows a claim takes, whether it would wait, and why: from what TransferQueue says of the rows."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,10 +108,12 @@ class Look:
 async def look_at(engine: Engine, partition: Partition, task: str, fields: Sequence[str]) -> Look:
     """Ask TransferQueue what a task would see."""
     numbers, engine_id = partition.arrays[0], partition.declaration.engine_id
-    claimed = await engine.claimed(engine_id, task, numbers)
     having = {name: np.zeros(len(numbers), dtype=np.bool_) for name in fields}
-    for name in having.keys() & partition.kinds.keys():
-        having[name] = await engine.having(engine_id, name, numbers)
+    known = [name for name in having if name in partition.kinds]
+    claimed, *there = await asyncio.gather(
+        engine.claimed(engine_id, task, numbers), *(engine.having(engine_id, name, numbers) for name in known)
+    )
+    having.update(zip(known, there, strict=True))
     for put in partition.puts.values():
         if not put.is_replacing:  # its columns may be there, but its tags and other columns not yet
             hidden = np.isin(numbers, put.numbers)

@@ -1,4 +1,4 @@
-"""Columns of any kind in the two forms that TransferQueue keeps row by row: jagged tensors and plain items."""
+"""Columns of any kind in the two forms that TransferQueue keeps row by row: tensors and plain items."""
 
 import functools
 import io
@@ -16,7 +16,7 @@ from nrl_interfaces.values import copied
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-__all__ = ["Kind", "columns_of", "dumped", "from_wire", "kind_of", "loaded", "to_wire", "wrap"]
+__all__ = ["Kind", "columns_of", "dumped", "from_wire", "kind_of", "loaded", "own_rows", "to_wire", "wrap"]
 
 _nested: Any = torch.nested  # torch types it in part only
 _from_numpy: Any = cast("Any", torch).from_numpy  # the same
@@ -29,7 +29,7 @@ class Kind:
     Attributes:
         label: What columns must have in common to be one field's.
         is_tensor: Whether rows travel as tensors; else as strings and pickles.
-        like: A column of 0 rows, pickled.
+        like: A column of 0 rows, pickled; of a strided nested one 1 row without items, as torch can't unpickle fewer.
     """
 
     label: str
@@ -38,7 +38,9 @@ class Kind:
 
     def empty(self) -> Any:
         """Give a column of 0 rows."""
-        return loaded(self.like)
+        like = loaded(self.like)
+        is_strided = isinstance(like, torch.Tensor) and like.is_nested and like.layout != torch.jagged
+        return nested_from_rows([], like) if is_strided else like
 
 
 def columns_of(fields: Fields, rows: int) -> dict[str, Any]:
@@ -100,8 +102,11 @@ def kind_of(column: Any) -> Kind:
         if not column.is_nested:
             like = column[:0].detach().cpu().clone()
             return Kind(_tensor_label(column.dtype, column.shape[1:]), is_tensor=True, like=dumped(like))
+        if column.layout != torch.jagged:
+            like = nested_from_rows([torch.empty((0,) * (column.ndim - 1), dtype=column.dtype)], column.detach().cpu())
+            return Kind(f"strided nested tensors of {column.dtype}", is_tensor=False, like=dumped(like))
         like = nested_from_rows([], column.detach().cpu())
-        if column.layout == torch.jagged and ragged_dim(column) == 1:
+        if ragged_dim(column) == 1:
             row = column.values().shape
             return Kind(_tensor_label(column.dtype, row), is_tensor=True, like=dumped(like))
         return Kind(f"nested tensors of {column.dtype}, ragged elsewhere", is_tensor=False, like=dumped(like))
@@ -123,7 +128,10 @@ def _array_kind(array: NDArray[Any]) -> Kind:
     like = dumped(array[:0].copy())
     if _torch_takes(array.dtype):
         return Kind(f"arrays of {array.dtype}, rows {list(array.shape[1:])}", is_tensor=True, like=like)
-    return Kind(f"arrays of dtype kind {array.dtype.kind!r}", is_tensor=False, like=like)
+    of = (
+        f"kind {array.dtype.kind}" if array.dtype.kind in "US" else array.dtype.str
+    )  # strings may be longer in a later put
+    return Kind(f"arrays of {of}, rows {list(array.shape[1:])}", is_tensor=False, like=like)
 
 
 def _torch_takes(dtype: np.dtype[Any]) -> bool:
@@ -135,10 +143,7 @@ def _torch_takes(dtype: np.dtype[Any]) -> bool:
 
 
 def to_wire(name: str, column: Any, kind: Kind, sample_ids: Sequence[str]) -> Any:
-    """Give a column as TransferQueue keeps it best.
-
-    Tensors become jagged ones: the rows of a dense one would reach the storage unit as views of one buffer, and its
-    checkpoint, a pickle, would write that whole buffer for each row.
+    """Give a column in the form in which TransferQueue takes it.
 
     Raises:
         TypeError: An item can't be pickled; names field, id and class.
@@ -147,30 +152,32 @@ def to_wire(name: str, column: Any, kind: Kind, sample_ids: Sequence[str]) -> An
         tensor: torch.Tensor = (
             _from_numpy(np.ascontiguousarray(cast("Any", column))) if isinstance(column, np.ndarray) else column
         )
-        return _jagged(tensor.detach().cpu(), _carrier(tensor.dtype))
+        if tensor.is_nested and cast("Any", tensor).lengths() is not None:
+            tensor = nested_from_rows(jagged_rows(tensor), tensor)  # without holes
+        return _viewed(tensor.detach().cpu(), _carrier(tensor.dtype))
     rows = _items(column)
     return NonTensorStack(*[_packed(name, row, at) for row, at in zip(rows, sample_ids, strict=True)])
 
 
-def _jagged(tensor: torch.Tensor, carrier: torch.dtype) -> torch.Tensor:
-    if tensor.is_nested:
-        if cast("Any", tensor).lengths() is not None:
-            tensor = nested_from_rows(jagged_rows(tensor), tensor)  # without holes
-        return _viewed(tensor, carrier)
-    rows = tensor.size(0)
-    if tensor.ndim == 1:
-        tensor = tensor.reshape(rows, 1)
-    length = tensor.size(1)
-    offsets = torch.arange(rows + 1) * length
-    values = tensor.reshape(rows * length, *tensor.shape[2:])
-    return _nested.nested_tensor_from_jagged(values.view(carrier), offsets)
+def own_rows(columns: dict[str, Any]) -> dict[str, Any]:
+    """Give each row of a dense column storage of its own: TransferQueue's ``data_parser``, run by its storage units.
+
+    A dense column reaches a unit as one buffer. Its rows would be views of that, and a checkpoint, a pickle, would
+    write the whole buffer for each of them. (The rows of a jagged column come one by one.)
+    """
+    for name, column in columns.items():
+        if isinstance(column, torch.Tensor):
+            columns[name] = [row.clone() for row in column.unbind()]
+    return columns
 
 
-def _viewed(jagged: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Give the same bytes as items of another dtype of that size."""
-    if jagged.dtype == dtype:
-        return jagged
-    return _nested.nested_tensor_from_jagged(jagged.values().view(dtype), cast("Any", jagged).offsets())
+    if tensor.dtype == dtype:
+        return tensor
+    if not tensor.is_nested:
+        return tensor.view(dtype)
+    return _nested.nested_tensor_from_jagged(tensor.values().view(dtype), cast("Any", tensor).offsets())
 
 
 @functools.cache
@@ -217,23 +224,25 @@ def from_wire(column: Any, kind: Kind) -> Any:
     if isinstance(like, torch.Tensor):
         return nested_from_rows(rows, like)
     if isinstance(like, np.ndarray):
-        return np.concatenate([cast("NDArray[Any]", like), *rows])
+        array = cast("NDArray[Any]", like)
+        return np.concatenate([array, *rows], dtype=None if array.dtype.kind in "US" else array.dtype)
     if isinstance(like, PackedTensor):
         return PackedTensor.concat([like, PackedTensor(rows, like.dim_to_pack)])
     return type(like)(rows)
 
 
-def _like(jagged: torch.Tensor, like: Any) -> Any:
+def _like(read: torch.Tensor, like: Any) -> Any:
     if isinstance(like, np.ndarray):
-        return _like(jagged, _from_numpy(cast("NDArray[Any]", like))).numpy()
-    jagged = _viewed(jagged, like.dtype)
-    offsets = cast("Any", jagged).offsets()
-    lengths = offsets.diff()
+        return _like(read, _from_numpy(cast("NDArray[Any]", like))).numpy()
+    read = _viewed(read, like.dtype)
+    if like.is_nested or not read.is_nested:  # rows that are scalars are read as a dense column
+        return read
+    lengths = cast("Any", read).offsets().diff()
     rows, length = len(lengths), int(lengths[0])
-    if like.is_nested or not bool((lengths == length).all()):  # or dense columns of two widths were put
-        return jagged
-    values = jagged.values()
-    return values.reshape(rows) if like.ndim == 1 else values.reshape(rows, length, *values.shape[1:])
+    if not bool((lengths == length).all()):  # dense columns of two widths were put
+        return read
+    values = read.values()
+    return values.reshape(rows, length, *values.shape[1:])
 
 
 # ---- Pickles ----

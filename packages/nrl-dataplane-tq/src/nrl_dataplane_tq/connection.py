@@ -13,6 +13,7 @@ try:
 
     from nrl_dataplane_tq import engine
     from nrl_dataplane_tq.answers import Refusal, Waits
+    from nrl_dataplane_tq.columns import own_rows
     from nrl_dataplane_tq.registry import Registry
 except ModuleNotFoundError as error:
     raise ImportError(
@@ -39,6 +40,8 @@ class Connection:
         config = engine.queue_config(controller)
         self._plane = cfg.plane
         self._queue: Any = engine.queue_client(controller, config)
+        # Other backends keep each row by itself, and take no parser.
+        self._has_storage_units = config.backend.storage_backend == "SimpleStorage"
         # Of the cluster and not of this process, which may be a worker that ends soon; it ends with its queue.
         self._registry: Any = _REGISTRY.options(
             name=f"nrl_registry_{controller._actor_id.hex()}",  # noqa: SLF001 - one start of a queue, one registry
@@ -72,7 +75,8 @@ class Connection:
 
     def put_rows(self, columns: Mapping[str, Any], rows: Any) -> None:
         """Send columns to the storage units."""
-        self._queue.put(TensorDict(cast("Any", dict(columns)), batch_size=[rows.size]), rows)
+        data = TensorDict(cast("Any", dict(columns)), batch_size=[rows.size])
+        self._queue.put(data, rows, data_parser=own_rows if self._has_storage_units else None)
 
     def get_rows(self, engine_id: str, numbers: Sequence[int], fields: Sequence[str]) -> Any | None:
         """Get columns from the storage units; None if a row went meanwhile."""

@@ -217,10 +217,11 @@ class Registry:
                 raise ValueError(f"select_fields is {fields!r}; allowed: some of {list(declared.fields)}")
             declared.check_fields(fields)
             numbers = partition.numbers_of(sample_ids)
-            for name in fields:
-                if name not in partition.kinds:
-                    raise KeyError(f"field {name!r} is not put yet for any row of partition {partition_id!r}")
-                there = await self._engine.having(declared.engine_id, name, np.array(numbers, dtype=np.int64))
+            if unknown := [name for name in fields if name not in partition.kinds]:
+                raise KeyError(f"field {unknown[0]!r} is not put yet for any row of partition {partition_id!r}")
+            rows = np.array(numbers, dtype=np.int64)
+            every = await asyncio.gather(*(self._engine.having(declared.engine_id, name, rows) for name in fields))
+            for name, there in zip(fields, every, strict=True):
                 if not there.all():
                     lacking = sample_ids[int(there.argmin())]
                     raise KeyError(f"field {name!r} is not put yet for sample id {lacking!r}")
