@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import ray
 import torch
 from nrl_dataplane_tq import StorageUnitsError
+from ray.exceptions import RayActorError
 
 
 def size_of(folder: Path) -> int:
@@ -113,6 +115,8 @@ def test_metadata_that_can_t_be_pickled_is_refused(queue: Any, tmp_path: Path) -
 
 def test_a_queue_of_two_storage_units(queues: Any, queue: Any, tmp_path: Path) -> None:
     """Rows are spread, come back in order, and a checkpoint fits only as many units; then the queue ends."""
+    from nrl_dataplane_tq.registry import Registry
+
     two = queues.start(storage_units=2)
     plane = two.client()
     plane.register_partition("p", ["x", "c"], 5, ["train"])
@@ -131,11 +135,19 @@ def test_a_queue_of_two_storage_units(queues: Any, queue: Any, tmp_path: Path) -
 
     two.drop(plane)
     again = two.client()
+    config = two.actors[0].get_config.remote()
     again.load_checkpoint(tmp_path)
     assert again.get_samples(["b", "e", "c"], "p", ["x"])["x"].tolist() == [3, 0, 4]
+    # A registry that looks often; that of the clients looks every 15 s.
+    watching = ray.remote(Registry).options(num_cpus=0).remote(two.actors[0], ray.get(config), watch_s=0.01)
+    ray.get(watching.call.remote("open", "watching", "batch", 1))
     two.stop()
     with pytest.raises(RuntimeError, match="no TransferQueue is started"):
         two.client()
+    until = time.monotonic() + 60
+    with pytest.raises(RayActorError):
+        while time.monotonic() < until:
+            ray.get(watching.call.remote("sizes", "watching"))
     registry = ray.get_actor(f"nrl_registry_{two.actors[0]._actor_id.hex()}", namespace="tests")
     os.kill(ray.get(registry.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the queue of this data plane is gone, or its registry died"):

@@ -125,11 +125,12 @@ def test_a_put_is_seen_as_a_whole_at_its_end(queue: Any) -> None:
     assert plane.explain("p", "train", ["y"], 1).rows_ready == 0
     with pytest.raises(ValueError, match="room for 1 of 4"):
         plane.put_samples(["e", "f"], "p", {"x": torch.arange(2)})
+    plane._ask("end_put", *where, new.number, True)
     late, more = begin(plane, ["a"], y=torch.tensor([7]))
     send(plane, more, ["a"], y=torch.tensor([7]))
-    assert plane.explain("p", "train", ["y"], 1).rows_ready == 0, "a column of a put under way"
-    plane._ask("end_put", *where, new.number, True)
+    assert plane.explain("p", "train", ["y"], 1).rows_ready == 2, "a column of a put under way"
     plane._ask("end_put", *late, more.number, True)
+    assert plane.explain("p", "train", ["y"], 1).rows_ready == 3
     assert plane.list_sample_ids("p") == ["a", "b", "d"]
     assert plane.get_samples(["d", "a"], "p", ["y"])["y"].tolist() == [1, 7]
 
@@ -214,17 +215,23 @@ def test_a_put_whose_client_died_is_given_up(queue: Any) -> None:
 def test_a_read_that_met_a_clear_begins_again(queue: Any) -> None:
     """TransferQueue gives a cleared row's number to another row: the read must not give that one."""
     plane = queue.client(partition_mode="stream")
-    plane.register_partition("p", ["x"], 4, ["train"])
+    plane.register_partition("p", ["x"], 2000, ["train"])
     plane.put_samples(["a", "b"], "p", {"x": torch.tensor([1, 2])})
-    get_rows, calls = plane._connection.get_rows, []
+    get_rows, calls = plane._connection.get_rows, list[Any]()
 
-    def slow_get_rows(*args: Any) -> Any:
-        calls.append(args)
+    def number_of(sample_id: str) -> int:
+        return plane._ask("locate", "p", None, [sample_id], ["x"]).numbers[0]
+
+    def slow_get_rows(engine_id: str, numbers: list[int], fields: list[str]) -> Any:
+        calls.append(numbers)
         if len(calls) == 1:
             plane.clear_samples(["a"], "p")
-            plane.put_samples(["c"], "p", {"x": torch.tensor([3])})
+            for at in range(1000):  # until somebody has the number; those that were free before come first
+                plane.put_samples([f"c{at}"], "p", {"x": torch.tensor([3])})
+                if number_of(f"c{at}") == numbers[0]:
+                    break
             plane.put_samples(["a"], "p", {"x": torch.tensor([9])})
-        return get_rows(*args)
+        return get_rows(engine_id, numbers, fields)
 
     plane._connection.get_rows = slow_get_rows
     assert plane.get_samples(["a"], "p", ["x"])["x"].tolist() == [9]
