@@ -9,6 +9,7 @@ import asyncio
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo_parts import FIELDS, GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_F
 from kill_moments import Journal
 from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
+from nrl_rollout_ckpt.state.completion import in_thread
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
 from nrl_rollout_ckpt.state.records import SiblingSealResult
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
@@ -114,7 +116,7 @@ async def train_pump(run: Run, snapshotter: RolloutSnapshotter) -> None:
         run.parts.progress.advance()
         snapshotter.end_optimizer_commit()
 
-        await save_checkpoint(run, snapshotter)
+        await save_checkpoint(run, snapshotter, await in_thread(run.dump_step, claim, batch))
         step = run.parts.progress.train_steps
         run.report("step", step=step, prompts=prompts, reward=float(batch["reward"].mean()))
 
@@ -128,8 +130,10 @@ def require_more_to_come(run: Run) -> None:
         raise RuntimeError(f"step {step} takes {wanted} groups, and {len(here)} of its batch are left: one was lost")
 
 
-async def save_checkpoint(run: Run, snapshotter: RolloutSnapshotter) -> None:
-    """Write the weights, the optimizer and the state of the rollouts as one checkpoint, ``step_<N>``."""
+async def save_checkpoint(
+    run: Run, snapshotter: RolloutSnapshotter, wait_for_dump: Callable[[], object] | None
+) -> None:
+    """Write weights, optimizer and the state of the rollouts as one checkpoint, ``step_<N>``, there after its dump."""
     progress = run.parts.progress
     info = {
         "current_step": progress.train_steps,
@@ -144,14 +148,19 @@ async def save_checkpoint(run: Run, snapshotter: RolloutSnapshotter) -> None:
             captured = await snapshotter.capture(cut, path, CheckpointKind.TRAINER_CHECKPOINT)
         await asyncio.to_thread(torch.save, run.trainer.state_dict(), path / TRAINER_FILE)
         await snapshotter.write_rollout_state(path, captured)
-        run.checkpoints.begin_finalization(path)
+        run.checkpoints.begin_finalization(path, wait_for_dump)
     snapshotter.trainer_checkpoint_published(progress.train_steps)
 
 
 # ---- All of them ----
 
 
-async def train(run: Run) -> None:
+def stop_at_sigterm(snapshotter: RolloutSnapshotter) -> None:
+    """Let SIGTERM have one more snapshot taken; then the run stops."""
+    snapshotter.install_sigterm(asyncio.get_running_loop())
+
+
+async def train(run: Run, at_start: Callable[[RolloutSnapshotter], object] = stop_at_sigterm) -> None:
     """Go on with a run, and take it to its end or to where somebody stops it."""
     await run.resume()
     with RolloutSnapshotter(
@@ -162,7 +171,7 @@ async def train(run: Run) -> None:
         teacher_coordinator=None,
         records_prompt_groups=lambda: True,
     ) as snapshotter:
-        snapshotter.install_sigterm(asyncio.get_running_loop())  # one more snapshot, then the run stops
+        at_start(snapshotter)
         async with asyncio.TaskGroup() as pumps:
             snapshots = pumps.create_task(snapshotter.run())  # returns only to stop the run
             training = pumps.create_task(train_pump(run, snapshotter))
@@ -170,21 +179,16 @@ async def train(run: Run) -> None:
             await asyncio.wait([snapshots, training], return_when=asyncio.FIRST_COMPLETED)
             for pump in (snapshots, training, rollouts):
                 pump.cancel()
-        await asyncio.to_thread(run.checkpoints.shutdown)
+        await asyncio.to_thread(run.close)
 
 
 def main() -> int:
     options = parse_options()
     torch.set_num_threads(1)  # before any work: the children of a parent with threads of torch would hang
     out = options.out
-    settings, journal = Settings(out / "checkpoints", options.prompts, options.seed), Journal(out / "journal.jsonl")
-    if out.exists() and not journal.path.exists() and (not out.is_dir() or any(out.iterdir())):
-        sys.exit(f"{out} is there and was not made by this script: name another folder with --out")
-    if journal.path.exists() and (options.kills or options.plant_fault):
-        shutil.rmtree(settings.checkpoint_dir, ignore_errors=True)
-        journal.path.unlink()
-    out.mkdir(parents=True, exist_ok=True)
-    journal.path.touch()
+    dump_dir = out / "dump" if options.dump else None
+    settings = Settings(out / "checkpoints", options.prompts, options.seed, dump_dir)
+    journal = open_folder(out, begin_anew=options.kills > 0 or options.plant_fault)
 
     def report(event: str, **details: Any) -> None:
         journal.write(event, **details)
@@ -200,12 +204,27 @@ def main() -> int:
     return exit_code
 
 
+def open_folder(out: Path, *, begin_anew: bool) -> Journal:
+    """Give the journal of a folder that is new, or an earlier run's, which may be taken away."""
+    journal = Journal(out / "journal.jsonl")
+    if out.exists() and not journal.path.exists() and (not out.is_dir() or any(out.iterdir())):
+        sys.exit(f"{out} is there and was not made by this script: name another folder with --out")
+    if journal.path.exists() and begin_anew:
+        for made in "checkpoints", "dump":
+            shutil.rmtree(out / made, ignore_errors=True)
+        journal.path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    journal.path.touch()
+    return journal
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("async-grpo-run"), help="folder for the files (%(default)s)")
     parser.add_argument("--prompts", type=int, default=96, help=f"prompts, {GROUPS_PER_STEP} a step (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts, the weights and the kills (%(default)s)")
     parser.add_argument("--kills", type=int, default=0, help="begin anew, and be killed so many times (%(default)s)")
+    parser.add_argument("--dump", action="store_true", help="write the rows of each train step to OUT/dump")
     parser.add_argument("--plant-fault", action="store_true", help="begin anew, with a ledger that forgets a prompt")
     options = parser.parse_args()
     for name, least in ("prompts", 1), ("kills", 0):

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from arithmetic_environment import ArithmeticEnvironment
-from arithmetic_policy import Trainer
+from arithmetic_policy import Batch, Trainer
 from arithmetic_task import PromptList, make_prompts
 from nrl_dataplane_local import LocalDataPlaneClient, LocalDataPlaneConfig
+from nrl_interfaces import DataPlaneClient, build_data_plane_client
 from nrl_interfaces.fileops import FileOps
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
@@ -21,9 +22,10 @@ from nrl_rollout_ckpt.restore import RestoreReport, RolloutRestorer
 from nrl_rollout_ckpt.samplers import InOrderSampler
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
 from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
-from nrl_rollout_ckpt.state.replay_index import ReplayIndex
+from nrl_rollout_ckpt.state.replay_index import ReplayIndex, TrainingClaim
 from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.state.transitions import RolloutTransitions
+from step_dump import StepDump
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 4
@@ -40,10 +42,25 @@ class Settings:
     checkpoint_dir: Path
     prompts: int
     seed: int
+    dump_dir: Path | None = None
+    plane: str = "local"
 
     @property
     def config(self) -> dict[str, Any]:
-        return {"prompts": self.prompts, "seed": self.seed, "group_size": GROUP_SIZE, "max_staleness": MAX_STALENESS}
+        return {
+            "prompts": self.prompts,
+            "seed": self.seed,
+            "plane": self.plane,
+            "group_size": GROUP_SIZE,
+            "max_staleness": MAX_STALENESS,
+        }
+
+
+def make_plane(kind: str, ops: FileOps) -> DataPlaneClient:
+    """Make a data plane in this process ("local"), or on the queue that somebody has started in this Ray."""
+    if kind == "local":
+        return LocalDataPlaneClient(LocalDataPlaneConfig(partition_mode="stream"), file_ops=ops)
+    return build_data_plane_client({"impl": kind, "partition_mode": "stream"})
 
 
 def seconds_of_turn(rollout_id: str) -> float:
@@ -67,7 +84,7 @@ class Run:
     report: Callable[..., None]
     file_ops: FileOps = field(default_factory=FileOps)
     environment_class: type[ArithmeticEnvironment] = ArithmeticEnvironment
-    plane_class: type[LocalDataPlaneClient] = LocalDataPlaneClient
+    make_plane: Callable[[str, FileOps], DataPlaneClient] = make_plane
     ledger_class: type[RolloutRecoveryLedger] = RolloutRecoveryLedger
     group_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,7 +93,8 @@ class Run:
         self.trainer = Trainer(settings.seed, busy_s=0.1)
         self.prompts = PromptList(make_prompts(settings.prompts, settings.seed))
         self.steps = -(-settings.prompts // GROUPS_PER_STEP)
-        self.plane = self.plane_class(LocalDataPlaneConfig(partition_mode="stream"), file_ops=ops)
+        self.plane = self.make_plane(settings.plane, ops)
+        self.dump = None if settings.dump_dir is None else StepDump(settings.dump_dir, ops)
         self.environment = self.environment_class(seconds_of_turn, ops)
         self.checkpoints = CheckpointManager(settings.checkpoint_dir, keep_latest_k=2, ops=ops)
         self.identity = BootstrapCompatibilityIdentity.of(settings.config)
@@ -116,3 +134,15 @@ class Run:
             turns_kept=sum(self.environment.turns_taken().values()),
         )
         return restored
+
+    def dump_step(self, claim: TrainingClaim, batch: Batch) -> Callable[[], object] | None:
+        """Dump the rows of the step just done, if dumps are on; gives what waits until they are published."""
+        if self.dump is None:
+            return None
+        return self.dump.add(self.parts.progress.train_steps - 1, claim, batch).result
+
+    def close(self) -> None:
+        """Wait until all that is under way is on the disk."""
+        self.checkpoints.shutdown()
+        if self.dump is not None:
+            self.dump.close()

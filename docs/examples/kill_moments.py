@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic_environment import ArithmeticEnvironment, SavedEpisodes
-from grpo_parts import Run, Settings
-from nrl_dataplane_local import LocalDataPlaneClient
+from grpo_parts import Run, Settings, make_plane
+from nrl_interfaces import DataPlaneClient
+from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.rollout import EnvironmentEpisode, LiveCut
 from nrl_interfaces.testing.faults import RecordingOps
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
@@ -57,16 +58,19 @@ PLACES = {
     "publication": {"of a snapshot": 1, "of a trainer checkpoint": 2},
     "generation": {"a turn": 60},
 }
+PLACES_WITH_DUMP = {**PLACES, "publication": {**PLACES["publication"], "of a dumped step": 2}}
 
 
-def plan(kills: int, seed: int) -> list[Moment]:
+def plan(kills: int, settings: Settings) -> list[Moment]:
     """Draw kills, as many of each phase, in any order."""
-    dice = random.Random(seed)
+    dice = random.Random(settings.seed)
+    of_phase = PLACES if settings.dump_dir is None else PLACES_WITH_DUMP
     phases = list(PLACES) * (kills // len(PLACES)) + dice.sample(list(PLACES), kills % len(PLACES))
     dice.shuffle(phases)
-    places = [dice.choice(list(PLACES[phase])) for phase in phases]
+    places = [dice.choice(list(of_phase[phase])) for phase in phases]
     return [
-        Moment(phase, place, dice.randint(1, PLACES[phase][place])) for phase, place in zip(phases, places, strict=True)
+        Moment(phase, place, dice.randint(1, of_phase[phase][place]))
+        for phase, place in zip(phases, places, strict=True)
     ]
 
 
@@ -82,7 +86,8 @@ class Killer:
     def run(self, settings: Settings, **parts: Any) -> Run:
         """Make the run."""
         register_optimizer_step_post_hook(lambda *_: self.at("optimizer commit", "the weights were changed"))
-        self._run = Run(settings, self._journal.write, KillingOps(self), *watched_classes(self), **parts)
+        watched = {"environment_class": watched_environment(self), "make_plane": watched_plane(self)}
+        self._run = Run(settings, self._journal.write, KillingOps(self), **watched, **parts)
         return self._run
 
     def at(self, phase: str, place: str, last_act: Callable[[], object] = lambda: None, **evidence: Any) -> None:
@@ -118,10 +123,12 @@ class KillingOps(RecordingOps):
         for start, what in (("tmp_snapshot", "of a snapshot"), ("tmp_step", "of a trainer checkpoint")):
             if name == "rename" and path.name.startswith(start):
                 self._killer.at("publication", what, published=str(path.with_name(path.name.removeprefix("tmp_"))))
+        if name == "rename" and path.name.endswith(".jsonl.partial"):
+            self._killer.at("publication", "of a dumped step", published=str(path.with_suffix("")))
 
 
-def watched_classes(killer: Killer) -> tuple[type[ArithmeticEnvironment], type[LocalDataPlaneClient]]:
-    """The environment and the data plane, coming past the places that are theirs."""
+def watched_environment(killer: Killer) -> type[ArithmeticEnvironment]:
+    """The environment, coming past the places that are its own."""
 
     class SavedAndWatched(SavedEpisodes):
         async def check_against_cut(self, cut: LiveCut) -> None:
@@ -139,12 +146,24 @@ def watched_classes(killer: Killer) -> tuple[type[ArithmeticEnvironment], type[L
                 killer.at("snapshot", "the environment is paused")
                 yield SavedAndWatched(self, saved.turns)
 
-    class WatchedPlane(LocalDataPlaneClient):
-        def clear_samples(self, sample_ids: list[str] | None, partition_id: str) -> None:
-            super().clear_samples(sample_ids, partition_id)
+    return WatchedEnvironment
+
+
+def watched_plane(killer: Killer) -> Callable[[str, FileOps], DataPlaneClient]:
+    """Make data planes that come past the place that is their own."""
+
+    def make(kind: str, ops: FileOps) -> DataPlaneClient:
+        plane = make_plane(kind, ops)
+        clear_samples = plane.clear_samples
+
+        def clear_and_come_past(sample_ids: list[str] | None, partition_id: str) -> None:
+            clear_samples(sample_ids, partition_id)
             killer.at("optimizer commit", "the rows were cleared")
 
-    return WatchedEnvironment, WatchedPlane
+        plane.clear_samples = clear_and_come_past
+        return plane
+
+    return make
 
 
 class ForgetfulLedger(RolloutRecoveryLedger):

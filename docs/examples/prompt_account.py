@@ -1,11 +1,11 @@
 """What became of each prompt, in the history that leads to the final weights."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from grpo_parts import Run, Settings
+from step_dump import problems_of_dump
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,17 @@ class Account:
         return "\n".join([*lines, *problems, f"the account is {'exact' if self.is_exact else 'NOT EXACT':>24}"])
 
 
-def account_of(settings: Settings, problems: Iterable[str] = ()) -> Account:
+async def account_of(settings: Settings, problems: Iterable[str] = ()) -> Account:
     """Start once more, as the next process would, and look at what is there."""
-
-    async def start() -> Run:
-        run = Run(settings, lambda *_, **__: None)
-        await run.resume()
-        return run
-
-    run = asyncio.run(start())
+    run = Run(settings, lambda *_, **__: None)
+    await run.resume()
     parts, found = run.parts, list(problems)
     if parts.progress.train_steps != run.steps:
         found.append(f"{parts.progress.train_steps} of {run.steps} train steps are done; start it again to go on")
     if not run.trainer.is_made_by_its_history(settings.seed):
         found.append("the final weights are not those that training on the history gives")
+    if settings.dump_dir is not None:
+        found += problems_of_dump(settings.dump_dir, run.trainer.history)
     ids = [prompt.ref.sample_id for prompt in run.prompts.prompts]
     owned = [group.prompt.ref.sample_id for group in (*parts.ledger.groups, *parts.replay_index.groups)]
     return Account(

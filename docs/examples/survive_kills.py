@@ -26,7 +26,7 @@ def survive(
     began = time.monotonic()
     parts: dict[str, Any] = {"ledger_class": ForgetfulLedger} if plant_fault else {}
     problems: list[str] = []
-    for number, moment in enumerate(plan(kills, settings.seed), start=1):
+    for number, moment in enumerate(plan(kills, settings), start=1):
         ended_by = in_child(lambda moment=moment: asyncio.run(train(Killer(moment, journal).run(settings, **parts))))
         print(line_of(number, journal, f"a kill during {moment.phase}: {moment.place}"), flush=True)
         if found := problems_with(settings, journal, moment, ended_by):
@@ -39,7 +39,7 @@ def survive(
             traceback.print_exc()
             problems.append("the run ended with an error")
         print(line_of(kills + 1, journal, "itself"))
-    account = account_of(settings, problems)
+    account = asyncio.run(account_of(settings, problems))
     print(f"\n{account.table()}\n\n{kept_work(journal)}\nseconds{time.monotonic() - began:>32.1f}")
     return 0 if account.is_exact else 1
 
@@ -69,7 +69,7 @@ def problems_with(settings: Settings, journal: Journal, moment: Moment, ended_by
     proved = {
         "snapshot": any(settings.checkpoint_dir.rglob("tmp_snapshot_*")),
         "optimizer commit": kill["updates"] == kill["train_steps"] + 1,
-        "publication": Path(kill.get("published", "?")).is_dir(),
+        "publication": Path(kill.get("published", "?")).exists(),
         "generation": kill["episodes"] > 0,
     }
     holds = kill["phase"] == moment.phase and proved[moment.phase]
