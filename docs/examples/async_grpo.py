@@ -24,7 +24,8 @@ from nrl_rollout_ckpt.state.completion import in_thread
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
 from nrl_rollout_ckpt.state.records import SiblingSealResult
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
-from survive_kills import survive
+from prompt_account import account_of
+from survive_kills import starts_here, survive
 
 # ---- The rollout pump ----
 
@@ -197,7 +198,10 @@ def main() -> int:
                 f"step {details['step']:3}  reward {details['reward']:.2f}  {' '.join(details['prompts'])}", flush=True
             )
 
-    exit_code = survive(train, settings, journal, options.kills, report, plant_fault=options.plant_fault)
+    start = starts_here(train, settings, journal, report, plant_fault=options.plant_fault)
+    exit_code = survive(
+        start, lambda problems: asyncio.run(account_of(settings, problems)), settings, journal, options.kills
+    )
     print("\nLook at what it leaves:\n")
     for what in "ls", "verify", "explain":
         print(f"  {shown(Path(sys.executable).parent / 'nrl-rollout-ckpt')} {what} {shown(settings.checkpoint_dir)}")

@@ -13,35 +13,51 @@ from typing import Any
 
 from grpo_parts import GROUP_SIZE, Run, Settings
 from kill_moments import PLACES, ForgetfulLedger, Journal, Killer, Moment, plan
-from prompt_account import account_of
+from prompt_account import Account
 
-Train = Callable[[Run], Coroutine[Any, Any, None]]
-Report = Callable[..., None]
+Start = Callable[[Moment | None], int]
+"""Runs in a process that is killed at the moment, or for None to the end; gives minus the signal, or 0, or 1: an error."""
 
 
 def survive(
-    train: Train, settings: Settings, journal: Journal, kills: int, report: Report, *, plant_fault: bool
+    start: Start, account_after: Callable[[list[str]], Account], settings: Settings, journal: Journal, kills: int
 ) -> int:
     """Kill a run as planned, let it come to its end, print the account, and return the exit code."""
     began = time.monotonic()
-    parts: dict[str, Any] = {"ledger_class": ForgetfulLedger} if plant_fault else {}
     problems: list[str] = []
-    for number, moment in enumerate(plan(kills, settings), start=1):
-        ended_by = in_child(lambda moment=moment: asyncio.run(train(Killer(moment, journal).run(settings, **parts))))
-        print(line_of(number, journal, f"a kill during {moment.phase}: {moment.place}"), flush=True)
-        if found := problems_with(settings, journal, moment, ended_by):
+    for number, moment in enumerate((*plan(kills, settings), None), start=1):
+        ended_by = start(moment)
+        print(line_of(number, journal, moment), flush=True)
+        if found := problem_with(settings, journal, moment, ended_by):
             problems.append(found)
             break
-    else:
+    account = account_after(problems)
+    print(f"\n{account.table()}\n\n{kept_work(journal)}\nseconds{time.monotonic() - began:>32.1f}")
+    return 0 if account.is_exact else 1
+
+
+def starts_here(
+    train: Callable[[Run], Coroutine[Any, Any, None]],
+    settings: Settings,
+    journal: Journal,
+    report: Callable[..., None],
+    *,
+    plant_fault: bool,
+) -> Start:
+    """Start the run in this process, which gets its signals; in a child of it if it is to be killed."""
+    parts: dict[str, Any] = {"ledger_class": ForgetfulLedger} if plant_fault else {}
+
+    def start(moment: Moment | None) -> int:
+        if moment is not None:
+            return in_child(lambda: asyncio.run(train(Killer(moment, journal).run(settings, **parts))))
         try:
             asyncio.run(train(Run(settings, report, **parts)))
         except Exception:  # noqa: BLE001 - the account says what came of it
             traceback.print_exc()
-            problems.append("the run ended with an error")
-        print(line_of(kills + 1, journal, "itself"))
-    account = asyncio.run(account_of(settings, problems))
-    print(f"\n{account.table()}\n\n{kept_work(journal)}\nseconds{time.monotonic() - began:>32.1f}")
-    return 0 if account.is_exact else 1
+            return 1
+        return 0
+
+    return start
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -61,8 +77,10 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def problems_with(settings: Settings, journal: Journal, moment: Moment, ended_by: int) -> str | None:
+def problem_with(settings: Settings, journal: Journal, moment: Moment | None, ended_by: int) -> str | None:
     """Compare how a process ended with what was planned, and what its journal says with what is on the disk."""
+    if moment is None:
+        return "the run ended with an error" if ended_by else None
     if ended_by != -signal.SIGKILL:
         return f"the run ended with {ended_by} before a kill during {moment.phase}; more --prompts make it longer"
     kill = journal.read("kill")[-1]
@@ -76,8 +94,9 @@ def problems_with(settings: Settings, journal: Journal, moment: Moment, ended_by
     return None if holds else f"nothing proves a kill during {moment.phase}: {kill}"
 
 
-def line_of(number: int, journal: Journal, ended_by: str) -> str:
+def line_of(number: int, journal: Journal, moment: Moment | None) -> str:
     """What one process did."""
+    ended_by = f"a kill during {moment.phase}: {moment.place}" if moment else "itself"
     start = journal.read("start")[-1]
     steps = [step["step"] for step in journal.read("step") if step["pid"] == start["pid"]]
     done = f"{steps[0]} to {steps[-1]}" if steps else "-"
