@@ -60,10 +60,10 @@ class Controller:
         self._snapshotter = snapshotter
         self._has_started.set()
 
-    async def snapshot(self, reason: str, *, stop: bool = False) -> RolloutCheckpointSaveResult:
-        """Have a snapshot taken as soon as the run has started; with `stop` the run ends then."""
+    async def snapshot(self, reason: str) -> RolloutCheckpointSaveResult:
+        """Have a snapshot taken, as soon as the run has started."""
         await self._has_started.wait()
-        result = await asyncio.wrap_future(self._snapshotter.request_snapshot(reason, stop=stop))
+        result = await asyncio.wrap_future(self._snapshotter.request_snapshot(reason))
         self._journal.write("request", saved=result.saved, path=str(result.path))
         return result
 

@@ -16,7 +16,7 @@ from kill_moments import PLACES, ForgetfulLedger, Journal, Killer, Moment, plan
 from prompt_account import Account
 
 Start = Callable[[Moment | None], int]
-"""Runs in a process that is killed at the moment, or for None to the end; gives minus the signal, or 0, or 1: an error."""
+"""Goes on with the run until the moment of a kill, or to its end; gives minus the signal, or 0, or 1 for an error."""
 
 
 def survive(
