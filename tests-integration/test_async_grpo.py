@@ -33,9 +33,9 @@ def counts(printed: str) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The folder of a run that was killed ten times, and what it printed."""
+    """The folder of a run with dumps that was killed ten times, and what it printed."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    return out, run(sys.executable, SCRIPT, "--kills", 10, "--out", out)
+    return out, run(sys.executable, SCRIPT, "--kills", 10, "--dump", "--out", out)
 
 
 def test_after_ten_kills_each_prompt_was_trained_once(
@@ -50,6 +50,7 @@ def test_after_ten_kills_each_prompt_was_trained_once(
     phases = ("snapshot", "optimizer commit", "publication", "generation")
     assert min(account[f"during {phase}"] for phase in phases) >= 2
     assert account["kept over a kill"] > 0
+    assert len(list((out / "dump").glob("train_data_step*.jsonl"))) == 24  # compared with what was trained on, too
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     assert len({line["pid"] for line in journal if line["event"] == "kill"}) == 10
 

@@ -2,6 +2,7 @@
 
 `--plane local` keeps the rows in the actor, `--plane transfer_queue` in a TransferQueue beside it, a new one each time.
 Each train step is dumped. At the end it gives account of each prompt, and compares the dump with what was trained on.
+It begins anew each time that this script is run.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from ray.exceptions import RayActorError
 from survive_kills import survive
 
 LIMIT_S = 180  # for whatever a controller is asked
+CPUS = {"local": 1, "transfer_queue": 3}  # one for the controller; two for the queue's own controller and its storage
 
 # ---- The actor ----
 
@@ -129,7 +131,7 @@ def main() -> int:
     settings = Settings(out / "checkpoints", options.prompts, options.seed, out / "dump", options.plane)
     journal = open_folder(out, begin_anew=True)
     ray.init(
-        num_cpus=4,
+        num_cpus=CPUS[options.plane],
         include_dashboard=False,
         object_store_memory=100 * 2**20,
         log_to_driver=False,
