@@ -81,9 +81,11 @@ def problem_with(settings: Settings, journal: Journal, moment: Moment | None, en
     """Compare how a process ended with what was planned, and what its journal says with what is on the disk."""
     if moment is None:
         return "the run ended with an error" if ended_by else None
-    if ended_by != -signal.SIGKILL:
+    pid = journal.read("start")[-1]["pid"]
+    kills = [kill for kill in journal.read("kill") if kill["pid"] == pid]
+    if ended_by != -signal.SIGKILL or not kills:
         return f"the run ended with {ended_by} before a kill during {moment.phase}; more --prompts make it longer"
-    kill = journal.read("kill")[-1]
+    kill = kills[-1]
     proved = {
         "snapshot": any(settings.checkpoint_dir.rglob("tmp_snapshot_*")),
         "optimizer commit": kill["updates"] == kill["train_steps"] + 1,
