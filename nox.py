@@ -187,6 +187,15 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 @each_package
+def alone(session: nox.Session, package: str) -> None:
+    """Run the examples of a package's README where nothing but its wheel, and what that asks for, is installed."""
+    install(session, package, extras=False, groups=False, wheels=True)
+    env = {"RAY_AUTH_MODE": "disabled"}  # Ray would write a token into the home folder
+    session.run("python", "-I", "tools/readme_example.py", f"packages/{package}/README.md", env=env)
+
+
+@nox.session
+@each_package
 def minimums(session: nox.Session, package: str) -> None:
     """Run a package's quick tests with the lowest versions it declares.
 
