@@ -40,6 +40,8 @@ def run_doctest(text: str, namespace: dict[str, Any], name: str) -> None:
 def main(readme: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "readme"}
     blocks = BLOCK.findall(readme.read_text())
+    if not blocks:
+        sys.exit(f"{readme} has no example")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for kind, text in blocks:
             if kind == "console":
@@ -48,7 +50,7 @@ def main(readme: Path) -> None:
                 run_doctest(text, namespace, readme.name)
             else:
                 exec(compile(text, str(readme), "exec"), namespace)
-    print(f"{readme}: {len(blocks)} examples ran")
+    print(f"examples of {readme} that ran: {len(blocks)}")
 
 
 if __name__ == "__main__":
