@@ -1,7 +1,9 @@
 """What the tests of nrl-dataplane-tq share: one Ray, and real queues in it, started when they are needed."""
 
+import gc
 import itertools
 import os
+import warnings
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,8 +102,6 @@ class Queues:
 
 @pytest.fixture(scope="session")
 def queues() -> Generator[Queues]:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's and torch's own, at import
         ray.init(
@@ -113,6 +113,9 @@ def queues() -> Generator[Queues]:
         )
     yield Queues()
     ray.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # older Rays drop the handles of processes that still end
+        gc.collect()
 
 
 @pytest.fixture
