@@ -10,6 +10,8 @@ that has nox, `nox -f nox.py` and `python -m nox -f nox.py` do the same. `python
 A package under packages/ needs no line here: sessions find it by its folder and read the rest from its pyproject.toml.
 """
 
+import argparse
+import datetime as dt
 import importlib.metadata
 import json
 import os
@@ -86,6 +88,9 @@ if __name__ == "__main__":  # also for `python -m nox`; nox then loads this file
 import nox  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tools"))
+import bump  # noqa: E402
+import compatibility  # noqa: E402
+import compatibility_page  # noqa: E402
 from environments import (  # noqa: E402
     PACKAGES,
     UV,
@@ -215,6 +220,16 @@ def declared(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+@each_package
+def compat(session: nox.Session, package: str) -> None:
+    """Hold a package to released versions: of itself by tests and API (griffe), of nrl-interfaces by its own tests."""
+    try:
+        compatibility.check(session, package)
+    except ValueError as error:  # of git, or of what it has
+        session.error(str(error))
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site with warnings as errors, then run the examples in its pages, the READMEs and the docstrings."""
     install(session, *PACKAGES, tools=["docs"])
@@ -280,3 +295,20 @@ def lock(session: nox.Session) -> None:
     session.run(UV, "lock", *session.posargs, env={"UV_FIND_LINKS": None}, external=True)
     path = ROOT / "uv.lock"
     path.write_text(without_addresses(path.read_text()))
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """Set a new version of a package and date it in its changelog: `-- NAME X.Y.Z [--date YYYY-MM-DD]`."""
+    parser = argparse.ArgumentParser(prog="python3 nox.py -s release --")
+    parser.add_argument("name")
+    parser.add_argument("version")
+    parser.add_argument("--date", default=dt.date.today().isoformat(), help="YYYY-MM-DD; today if not given")
+    args = parser.parse_args(session.posargs)
+    try:
+        tag = bump.bump(args.name, args.version, args.date)
+    except ValueError as error:
+        session.error(str(error))
+    compatibility_page.main([])
+    check_lock(session)
+    print(f"Look at `git diff`, then: git commit -am 'Release {args.name} {args.version}' && git tag {tag}")
