@@ -25,9 +25,9 @@ def bump(name: str, version: str, date: str, root: Path = ROOT) -> str:
     pyproject, changelog, lock = folder / "pyproject.toml", folder / "CHANGELOG.md", root / "uv.lock"
     packages = sorted(path.parent.name for path in root.glob("packages/*/pyproject.toml"))
     if name not in packages:
-        raise ValueError(f"No package {name!r}; there are {', '.join(packages)}")
+        raise ValueError(f"no package {name!r}; there are {', '.join(packages)}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ValueError(f"Version {version!r} does not have the form X.Y.Z")
+        raise ValueError(f"version {version!r} does not have the form X.Y.Z")
     day = dt.date.fromisoformat(date)  # its own error says what is wrong
     here = version_in(pyproject.read_text())
     if Version(version) <= here:
@@ -35,7 +35,7 @@ def bump(name: str, version: str, date: str, root: Path = ROOT) -> str:
     if not unreleased(changelog.read_text()):
         raise ValueError(f'{changelog.relative_to(root)} has nothing under "Unreleased" to be released')
     if changes := git(root, "status", "--porcelain"):
-        raise ValueError(f"Commit or stash what has changed first:\n{changes.rstrip()}")
+        raise ValueError(f"commit or stash what has changed first:\n{changes.rstrip()}")
 
     module, in_lock = folder / "src" / name.replace("-", "_") / "__init__.py", f'name = "{name}"\nversion = '
     texts = {

@@ -1,12 +1,12 @@
 """What nox.py's session `compat` runs: which package of which version with which other one, and whose tests.
 
-Packages meet in nrl-interfaces only, so a pair is a package and a version of it. What a pair has from before goes first:
+Packages meet in nrl-interfaces only, so a pair is a package and a version of it; the older side's tests are run:
 
 - A package's last release, by its own tests, with nrl-interfaces as it is here: an upgrade of nrl-interfaces alone.
-- A package as it is here, by its own tests, with the oldest nrl-interfaces that it allows: its floor. With each minor
-  between that and the present one every module of it is imported; more follows from the next line.
-- The tests of the last release of nrl-interfaces with nrl-interfaces as it is here: it only adds. (Its own tests know no
-  package, so they need not run once for each of them.)
+- The last release of nrl-interfaces, by its own tests, as it is here: it only adds. Its tests know no other package, so
+  they need not run once for each.
+- A package as it is here, by its own tests, with the oldest nrl-interfaces that it allows: nothing else proves the
+  floor. With each minor between that and the present one its modules are imported; more follows from the line above.
 
 A pair of which one side is the same as when the other side's tests ran with it is left out.
 """
@@ -48,17 +48,16 @@ def check(session: nox.Session, name: str) -> None:
 
 def check_api(session: nox.Session, last: Release) -> None:
     """Compare a package's API with that of its last release."""
-    session.log(f"The API of {last} is kept")
+    session.log(f"The API as it is here against {last}")
     package = f"packages/{last.name}"
     sources = (str(released_sources(last) / "src"), f"{package}/src")
     session.run("python", "tools/api_breaks.py", last.name, *sources, f"{package}/api-breaks.toml")
 
 
 def check_floor(session: nox.Session, name: str) -> None:
-    """Run a package's quick tests with the oldest nrl-interfaces that it allows, and import it with the later minors."""
-    (allowed,) = (
-        need for text in project(name)["project"]["dependencies"] if (need := Requirement(text)).name == SHARED
-    )
+    """Run a package's quick tests with the oldest nrl-interfaces that it allows; import it with later minors."""
+    needs = map(Requirement, project(name)["project"]["dependencies"])
+    (allowed,) = (need for need in needs if need.name == SHARED)
     minors: dict[tuple[int, ...], Release] = {}
     for release in releases(SHARED):
         if release.version in allowed.specifier and differs(release, SHARED):
@@ -86,7 +85,7 @@ def check_last_release(session: nox.Session, last: Release) -> None:
 
 
 def install_pair(session: nox.Session, sources: Path, wheel: Path, shared: Path) -> None:
-    """Install a package's wheel, with its extras and groups, and one of nrl-interfaces; uv refuses what does not fit."""
+    """Install a package's wheel with extras and groups, and one of nrl-interfaces; uv refuses what does not fit."""
     table = nox.project.load_toml(sources / "pyproject.toml")
     extras = ",".join(table["project"].get("optional-dependencies", {}))
     groups = [f"--group={sources / 'pyproject.toml'}:{group}" for group in table.get("dependency-groups", {})]
@@ -96,14 +95,12 @@ def install_pair(session: nox.Session, sources: Path, wheel: Path, shared: Path)
 
 
 def released_sources(release: Release) -> Path:
-    """Return the folder with a release's package, unpacked at its first use; a commit does not change."""
-    home = ROOT / ".nox" / "released" / f"{release.name}-{release.version}-{release.commit[:9]}"
-    sources = home / "packages" / release.name
-    return sources if sources.exists() else unpack(release, home)
+    """Return the folder with a release's package."""
+    return unpack(release, ROOT / ".nox" / "released" / f"{release.name}-{release.version}-{release.commit[:9]}")
 
 
 def build_released(session: nox.Session, release: Release) -> Path:
-    """Return a release's wheel, built at its first use."""
+    """Return a release's wheel, built at its first use: a commit does not change."""
     sources = released_sources(release)
     if not (built := list(sources.glob("dist/*.whl"))):
         flags = ("--quiet", "--wheel", "--no-sources", f"--out-dir={sources / 'dist'}")

@@ -1,8 +1,8 @@
 """What has been released of each package, as git alone tells.
 
-A release is the commit of a tag NAME-vX.Y.Z. Of a version without a tag it is the last commit of the branch that has the
-version, with nothing under "Unreleased": what came after it, and a user can notice, has a line there. A version that nothing
-came after is not a release to compare with: it is what is here.
+A release is the commit of a tag NAME-vX.Y.Z. Without a tag it is the last commit of the branch that has the version,
+its section in the changelog and nothing under "Unreleased": what came later, and a user can notice, has a line there.
+As long as nothing came later, a version without a tag is what is here, and no release.
 """
 
 import io
@@ -78,9 +78,7 @@ def tagged(name: str, root: Path) -> dict[Version, Release]:
         commit = git(root, "rev-parse", f"{tag}^{{commit}}").strip()
         version, has = Version(tag.removeprefix(f"{name}-v")), version_at(name, commit, root)
         if version != has:
-            raise ValueError(
-                f"Tag {tag} is on {commit[:9]}, where {name} has version {has}. Move it to the right commit."
-            )
+            raise ValueError(f"tag {tag} is on {commit[:9]}, where {name} has version {has}: move the tag")
         found[version] = Release(name, version, commit)
     return found
 
@@ -91,14 +89,16 @@ def version_at(name: str, commit: str, root: Path) -> Version:
 
 
 def untagged(name: str, root: Path) -> dict[Version, Release]:
-    """Return, for each version of the branch, the last commit that has it and nothing unreleased."""
+    """Return, for each version of the branch, the last commit that has it and its section, and nothing unreleased."""
     pyproject, changelog = f"packages/{name}/pyproject.toml", f"packages/{name}/CHANGELOG.md"
     found: dict[Version, str] = {}
     last = "HEAD"
     for commit in git(root, "log", "--first-parent", "--format=%H", "--", pyproject, changelog).split():
         present = git(root, "ls-tree", "--name-only", commit, pyproject, changelog).split()
-        if present == sorted([pyproject, changelog]) and not unreleased(git(root, "show", f"{commit}:{changelog}")):
-            found.setdefault(version_at(name, commit, root), last)
+        if len(present) == 2:
+            version, text = version_at(name, commit, root), git(root, "show", f"{commit}:{changelog}")
+            if f"\n## {version} - " in text and not unreleased(text):
+                found.setdefault(version, last)
         last = f"{commit}^"  # the older commits of the log say how the package was from there on, up to this one
     return {
         version: Release(name, version, git(root, "rev-parse", commit).strip()) for version, commit in found.items()
