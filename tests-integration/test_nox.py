@@ -71,5 +71,5 @@ def test_every_package_is_tested_alone(copy: Path, bare: dict[str, str], tmp_pat
     """A package added under packages/ gets its sessions without a line in nox.py."""
     shutil.copytree(copy / "packages" / "nrl-interfaces", copy / "packages" / "nrl-new")
     printed = call(copy, with_nox(bare, tmp_path / "other", "uv"), "nox", "-f", "nox.py", "--list")
-    for session in ("tests", "wheels", "minimums"):
+    for session in ("tests", "wheels", "minimums", "compat"):
         assert f"{session}(nrl-new)" in printed
