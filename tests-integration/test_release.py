@@ -78,7 +78,7 @@ def refused(copy: Path, args: list[str], why: str) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["nrl-dumb", "0.2.0"], "no package 'nrl-dumb'; there are nrl-dataplane-local, nrl-dump, "),
+        (["nrl-dumb", "0.2.0"], "no package 'nrl-dumb'; there are nrl-dataplane-local, "),
         (["nrl-dump", "0.1.0"], "is not above it"),
         (["nrl-dump", "0.0.9"], "is not above it"),
         (["nrl-dump", "0.2"], "version '0.2' does not have the form X.Y.Z"),
