@@ -1,6 +1,7 @@
 """Released versions are found from git alone, with tags and without."""
 
 import importlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ class Repository:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.seconds = 1_800_000_000  # git sorts by the time, and would see ties
         self.folder = root / "packages" / "nrl-x"
         (self.folder / "src").mkdir(parents=True)
         (root / "pyproject.toml").write_text("")
@@ -20,7 +22,9 @@ class Repository:
 
     def git(self, *args: str) -> str:
         command = ["git", "-C", self.root, "-c", "user.name=x", "-c", "user.email=x@localhost", *args]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        self.seconds += 1
+        env = {**os.environ, "GIT_COMMITTER_DATE": f"{self.seconds} +0000"}
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.strip()
 
     def write(self, version: str, *, unreleased: str = "", section: bool = True) -> None:
         (self.folder / "pyproject.toml").write_text(f'[project]\nname = "nrl-x"\nversion = "{version}"\n')
@@ -102,13 +106,14 @@ def test_versions_above_the_one_that_is_here_do_not_count(repository: Repository
 def test_a_merge_counts_as_what_it_made_of_the_branch(repository: Repository) -> None:
     repository.write("0.1.0")
     first = repository.commit("a")
-    repository.git("checkout", "--quiet", "-b", "work")
     repository.write("0.1.0", unreleased="- More.\n")
     repository.commit("b")
-    repository.write("0.2.0")
-    repository.commit("c")
+    repository.git("checkout", "--quiet", "-b", "work", first)
+    with (repository.folder / "pyproject.toml").open("a") as file:
+        file.write("# Later than b, and without what is unreleased there.\n")
+    repository.git("commit", "--quiet", "--all", "-m", "c")
     repository.git("checkout", "--quiet", "main")
-    repository.git("merge", "--quiet", "--no-ff", "work", "-m", "merge")
+    repository.git("merge", "--quiet", "work", "-m", "merge")
     assert repository.found() == {"0.1.0": first}
 
 
