@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], dict[str, Any], Callable[[], di
         {},
         lambda: {"prompt_source": changed_prompts()},
         PromptChangedError,
-        "'p2' has the digest .*restore_mode='fresh'",
+        "'p2' has the digest .*in another checkpoint_dir",
     ),
     "a prompt that is gone": (
         nothing,

@@ -21,7 +21,8 @@ class RolloutCheckpointConfig:
         keep_latest_k: Snapshots that are kept, of those under one anchor.
         max_disk_bytes: How much all snapshots together may take; None is no limit.
         restore_mode: "latest": the newest snapshot of the newest trainer checkpoint. "trainer_checkpoint": the rollout
-            state of the trainer checkpoint itself. "fresh": nothing; an existing snapshot is left alone.
+            state of the trainer checkpoint itself. "fresh": nothing; snapshots from before the first one
+            are left alone, and a folder with trainer checkpoints is refused.
         restore_buffer: Whether complete groups are restored; False generates them anew.
         deadline_grace_s: How long the last snapshot waits for the trainer's own last checkpoint.
         extra_fingerprint_excluded_paths: Dotpaths of the run's config that may differ in a restart before step 1.

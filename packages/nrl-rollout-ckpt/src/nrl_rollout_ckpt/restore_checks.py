@@ -56,8 +56,8 @@ class PromptChangedError(ValueError):
         now = "is not in the source any more" if self.found is None else f"has the digest {self.found[:12]}..."
         return (
             f"prompt {self.sample_id!r} {now}, and had {self.saved[:12]}... when it was reserved: the data was changed "
-            "or reordered. Nothing was restored: go on with the data that the run began with, or start anew with "
-            "restore_mode='fresh'"
+            "or reordered. Nothing was restored: go on with the data that the run began with, or start anew in "
+            "another checkpoint_dir"
         )
 
 

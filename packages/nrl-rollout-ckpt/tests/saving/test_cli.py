@@ -214,9 +214,12 @@ def test_explain_says_what_a_start_restores_and_why_nothing_newer(folder: Path, 
 def test_explain_takes_the_restore_mode(folder: Path, capsys: Captured) -> None:
     [found] = said_json(capsys, "explain", folder, "--restore-mode", "trainer_checkpoint")
     assert found["path"] == str(folder / "step_2")
+    [found] = said_json(capsys, "explain", folder, "--restore-mode", "fresh", code=1)
+    assert "Name another checkpoint_dir" in found["error"]
+    for step in ("step_1", "step_2"):
+        shutil.rmtree(folder / step)
     [found] = said_json(capsys, "explain", folder, "--restore-mode", "fresh")
     assert found["path"] is None
-    assert found["warnings"]
     assert "warning: restore_mode is 'fresh'" in said(capsys, "explain", folder, "--restore-mode", "fresh")
 
 

@@ -34,7 +34,7 @@ from nrl_rollout_ckpt.disk.manifest import (
 from nrl_rollout_ckpt.disk.upstream import refuse_upstream_files
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind, ResumeSource
 
-__all__ = ["NoTrainerCheckpointError", "RolloutStateDamagedError", "select_resume_source"]
+__all__ = ["NoTrainerCheckpointError", "NotAFreshFolderError", "RolloutStateDamagedError", "select_resume_source"]
 
 
 class RolloutStateDamagedError(ValueError):
@@ -72,6 +72,25 @@ class NoTrainerCheckpointError(ValueError):
         )
 
 
+class NotAFreshFolderError(ValueError):
+    """Raised for ``restore_mode="fresh"`` where trainer checkpoints are: they would count as newer than the new run's.
+
+    Attributes:
+        path: The newest of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"restore_mode is 'fresh', and {self.path} is there: retention and a later start take the highest step for"
+            " the newest, so that the checkpoints of a new run would be removed or passed over. Name another"
+            " checkpoint_dir for the new run"
+        )
+
+
 def select_resume_source(
     checkpoint_dir: str | Path,
     config: RolloutCheckpointConfig,
@@ -95,23 +114,19 @@ def select_resume_source(
     Raises:
         RolloutStateDamagedError: The newest trainer checkpoint is damaged, or every snapshot from before the first one.
         NewerFormatError: A later version of this package wrote it.
-        BootstrapMismatchError: Another run wrote the bootstrap anchor.
+        BootstrapMismatchError: Another run wrote the bootstrap anchor, which a fresh run would need too.
+        NotAFreshFolderError: ``restore_mode="fresh"``, and there are trainer checkpoints.
         NoTrainerCheckpointError: ``restore_mode="trainer_checkpoint"``, and there is only a bootstrap anchor.
         UpstreamFormatError: NeMo RL itself wrote it.
     """
     folder = Path(checkpoint_dir)
     steps = step_folders(folder)
-    if config.restore_mode == "fresh":
-        return ResumeSource(warnings=_left_alone(folder, steps))
     if steps:
         step, path = next(iter(steps.items()))
+        if config.restore_mode == "fresh":
+            raise NotAFreshFolderError(path)
         return _of_trainer_checkpoint(path, step, config)
     return _of_bootstrap_anchor(folder / BOOTSTRAP, config, identity)
-
-
-def _left_alone(folder: Path, steps: dict[int, Path]) -> tuple[str, ...]:
-    there = [path for path in (*steps.values(), folder / BOOTSTRAP) if path.is_dir()]
-    return (f"restore_mode is 'fresh': {there[0]} is left alone",) if there else ()
 
 
 # ---- Under a trainer checkpoint ----
@@ -187,7 +202,7 @@ def _own_state(anchor: Anchor) -> RolloutSnapshotManifest | None:
 def _damaged_checkpoint(path: Path, *problems: str) -> RolloutStateDamagedError:
     way_out = (
         "It is the newest trainer checkpoint, and no older one is taken in silence: rename it to go on from the one"
-        " before it, or set restore_mode='fresh'"
+        " before it, or name another checkpoint_dir to begin anew"
     )
     return RolloutStateDamagedError(path, problems, way_out)
 
@@ -201,15 +216,17 @@ def _of_bootstrap_anchor(
     if not path.is_dir():
         return ResumeSource()
     ignored = _why_snapshots_are_ignored(config)
-    if ignored is not None and config.restore_mode == "latest":
+    if ignored is not None and config.restore_mode != "trainer_checkpoint":
         return ResumeSource(warnings=tuple(_ignored(path, ignored)))
-    way_out = "Set restore_mode='fresh' to begin anew and leave it alone, or choose another checkpoint_dir"
     try:
         written = check_bootstrap_anchor(path.parent, identity)
     except (BootstrapMismatchError, NewerFormatError):
         raise
     except (OSError, ValueError) as error:
-        raise RolloutStateDamagedError(path, (str(error),), way_out) from error
+        raise RolloutStateDamagedError(path, (str(error),), "Choose another checkpoint_dir to begin anew") from error
+    if config.restore_mode == "fresh":
+        return ResumeSource(warnings=(f"restore_mode is 'fresh': {path} is left alone",))
+    way_out = "Set restore_mode='fresh' to begin anew and leave it alone, or choose another checkpoint_dir"
     if written is None:
         if list_snapshots(path):
             raise RolloutStateDamagedError(path, (f"{MANIFEST} is missing, though snapshots are there",), way_out)

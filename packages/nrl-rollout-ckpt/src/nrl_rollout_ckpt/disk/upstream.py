@@ -28,7 +28,7 @@ class UpstreamFormatError(ValueError):
     def __str__(self) -> str:
         return (
             f"{self.folder} holds {self.name}, rollout state in NeMo RL's own format, which nrl-rollout-ckpt does not"
-            " read: go on with NeMo RL, or start with restore_mode='fresh' or another checkpoint folder"
+            " read: go on with NeMo RL, or start in another checkpoint_dir"
         )
 
 
