@@ -21,7 +21,13 @@ from nrl_rollout_ckpt.samplers import InOrderSampler
 from nrl_rollout_ckpt.state.inventory import InventoryError
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
 from nrl_rollout_ckpt.state.records import Prompt
-from nrl_rollout_ckpt.state.rollout_state import CheckpointKind, ResumeSource, RolloutParts, TrainingProgress
+from nrl_rollout_ckpt.state.rollout_state import (
+    CheckpointKind,
+    ResumeSource,
+    RolloutParts,
+    SkippedSnapshot,
+    TrainingProgress,
+)
 from nrl_rollout_ckpt.testing import (
     FakeEnvironment,
     InMemoryDataPlane,
@@ -108,6 +114,21 @@ def test_p39_a_source_that_selection_verified_is_not_hashed_again(saved: Path, m
     with pytest.raises(RestoreCheckError, match="other bytes than the manifest says"):
         asyncio.run(RolloutRestorer(new_parts()).check(replace(source, verified=False)))
     assert hashed
+
+
+def test_what_is_passed_over_and_lost_is_a_warning_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "snapshot_000002"
+    skipped = (SkippedSnapshot(path, "has a manifest that can't be read:\nit ends early"),)
+    source = ResumeSource(skipped=skipped, warnings=("all of it is lost",))
+
+    with caplog.at_level("INFO", logger="nrl_rollout_ckpt"):
+        asyncio.run(RolloutRestorer(new_parts()).restore(source))
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"passed over {path}: has a manifest that can't be read: it ends early",
+        "all of it is lost",
+    ]
+    assert caplog.text.count("all of it is lost") == 1
 
 
 # ---- Applying, where something fails ----

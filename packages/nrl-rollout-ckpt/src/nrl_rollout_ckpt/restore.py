@@ -121,11 +121,14 @@ class RolloutRestorer(_UsesRolloutParts):
     async def check(self, source: ResumeSource) -> RestorePlan:
         """Read everything and compare it with this run; nothing is changed.
 
+        Each snapshot that was passed over, and what is lost by that, is a warning in the log.
+
         Raises:
             RuntimeError: If the parts are in use already.
             RestoreCheckError: If the snapshot does not fit this run, or is damaged.
             PromptChangedError: If the prompt source has other prompts.
         """
+        _warn_of_what_is_passed_over(source)
         check_parts_are_new(self._parts)
         check_progress(source, self._progress)
         started = self._clock.monotonic()
@@ -246,12 +249,18 @@ class RolloutRestorer(_UsesRolloutParts):
         )
 
     def _tell(self, report: RestoreReport) -> None:
-        _log.info("restored %s", report)
+        _log.info("restored %s", replace(report, skipped=(), warnings=()))  # each of these has its own line
         counts = {name: value for name, value in vars(report).items() if isinstance(value, int | float)}
         counts["skipped_snapshots"] = len(report.skipped)
         emit(
             self._metrics, op="rollout_restore", **{f"{METRIC_PREFIX}/{name}": count for name, count in counts.items()}
         )
+
+
+def _warn_of_what_is_passed_over(source: ResumeSource) -> None:
+    passed_over = (f"passed over {item.path}: {item.reason}" for item in source.skipped)
+    for text in (*passed_over, *source.warnings):
+        _log.warning("%s", " ".join(text.split()))  # an error within may have several lines
 
 
 def _check_metadata(metadata: dict[str, Any], plan: RestorePlan, partition_id: str) -> None:
