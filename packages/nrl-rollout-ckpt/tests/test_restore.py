@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from nrl_interfaces.rollout import EnvironmentEpisode, PromptRef, RestoredEnvironmentRollouts
+from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.restore import (
     RestoreCheckError,
     RestoreIncompleteError,
@@ -33,6 +34,7 @@ from nrl_rollout_ckpt.testing import (
     InMemoryDataPlane,
     ListPromptSource,
     SmallRun,
+    make_parts,
     numbered_prompts,
 )
 from saved_runs import new_parts, saved_run, source_of, state_of
@@ -100,6 +102,31 @@ def test_a_trainer_checkpoint_without_rollout_state_puts_the_cursor_before_its_v
         await RolloutRestorer(parts).restore(ResumeSource(tmp_path / "step_3", train_steps=3, trainer_version=3))
         assert parts.sampler.dispatch_index == 2
         assert (parts.progress.train_steps, parts.progress.trainer_version) == (3, 3)
+
+    asyncio.run(run())
+
+
+def test_without_snapshots_the_rollouts_in_a_trainer_checkpoint_are_saved_and_restored(tmp_path: Path) -> None:
+    def parts() -> RolloutParts:
+        return make_parts(config=RolloutCheckpointConfig(snapshot_attempt_interval_s=None))
+
+    async def run() -> None:
+        before = await SmallRun.start(tmp_path, parts)
+        await before.reserve()
+        await before.admit()
+        for group in before.parts.ledger.groups:
+            await before._generate(group)
+        await before.begin_step()
+        await before.finish_step()
+        await before.reserve()
+        await before.save_trainer_checkpoint()
+        before.close()
+
+        after = await SmallRun.start(tmp_path, parts)
+        assert after.report.path == tmp_path / "step_1"
+        assert [group.prompt.ref.sample_id for group in after.parts.ledger.groups] == ["p2", "p3"]
+        await after.run_to_end()
+        after.close()
 
     asyncio.run(run())
 

@@ -16,7 +16,8 @@ class RolloutCheckpointConfig:
     """When snapshots are taken, how many are kept, and what a restart goes on with.
 
     Attributes:
-        snapshot_attempt_interval_s: Seconds between attempts; None is off: nothing is saved, nothing is restored.
+        snapshot_attempt_interval_s: Seconds between attempts; None is off: no snapshot is taken or restored. The
+            rollout state in the trainer's own checkpoints is saved and restored all the same.
         max_consecutive_failures: After so many failed attempts the run stops; attempts that were skipped don't count.
         keep_latest_k: Snapshots that are kept, of those under one anchor.
         max_disk_bytes: How much all snapshots together may take; None is no limit.
