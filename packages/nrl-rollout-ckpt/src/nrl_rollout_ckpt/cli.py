@@ -28,7 +28,15 @@ from nrl_rollout_ckpt.commands.entries import (
 )
 from nrl_rollout_ckpt.commands.explaining import Explanation, explain
 from nrl_rollout_ckpt.commands.pruning import prune as prune_folder
-from nrl_rollout_ckpt.commands.text import age_text, field_lines, path_within, printable, size_text, table_lines
+from nrl_rollout_ckpt.commands.text import (
+    age_text,
+    field_lines,
+    path_within,
+    printable,
+    size_text,
+    table_lines,
+    time_text,
+)
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -127,6 +135,7 @@ def show(path: Path, *, as_json: bool) -> None:
         _echo_json_lines([{**content, "dropped": list(sidecars.dropped)}])
         return
     fields = {name: value for name, value in vars(manifest).items() if name not in ("counts", "files")}
+    fields["created"] = time_text(manifest.created)
     fields |= {**asdict(manifest.counts), "files": len(manifest.files), "size": size_text(manifest.total_bytes)}
     _echo_lines(field_lines({"path": found, **fields, "dropped prompts": len(sidecars.dropped)}))
     click.echo()

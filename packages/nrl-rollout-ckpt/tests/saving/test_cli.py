@@ -135,7 +135,9 @@ def test_show_says_what_a_snapshot_holds(folder: Path, capsys: Captured, which: 
             ("p6", "reserve"),
         ]
         assert shown["groups"][2]["siblings"] == {"dispatched": 1, "sealed": 1}
+    assert shown["manifest"]["created"] == 1_700_000_000
     text = said(capsys, "show", path)
+    assert "2023-11-14T22:13:20Z" in text
     assert "sampler_dispatch_index" in text
     assert "1 dispatched, 1 sealed" in text
     assert "replay_index.json" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 _AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -54,6 +55,15 @@ def age_text(seconds: float | None) -> str | None:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{int(seconds)} s"
+
+
+def time_text(seconds: float) -> str:
+    """A moment in seconds since the epoch, as UTC.
+
+    >>> time_text(1_700_000_000.5)
+    '2023-11-14T22:13:20Z'
+    """
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def path_within(path: Path, folder: Path) -> str:
