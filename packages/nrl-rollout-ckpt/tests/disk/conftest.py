@@ -21,6 +21,7 @@ from nrl_rollout_ckpt.disk.manifest import (
     RolloutSnapshotManifest,
     SnapshotCounts,
     describe_files,
+    digest_of_anchor,
     manifest_name,
 )
 from nrl_rollout_ckpt.disk.retention import prune_snapshots
@@ -110,7 +111,9 @@ def write_file(path: Path, data: bytes, ops: FileOps = QUICK) -> None:
         file.write(data)
 
 
-def write_rollout_state(folder: Path, captured: CapturedRolloutState, fingerprint: str | None, ops: FileOps) -> None:
+def write_rollout_state(
+    folder: Path, captured: CapturedRolloutState, fingerprint: str | None, anchor_digest: str | None, ops: FileOps
+) -> None:
     """What a saver writes into a folder, the manifest last."""
     make_folder(folder / DATA_PLANE, ops)
     write_file(folder / DATA_PLANE / "rows.bin", bytes(range(256)) * 8, ops)
@@ -126,6 +129,7 @@ def write_rollout_state(folder: Path, captured: CapturedRolloutState, fingerprin
         mutation_version=captured.mutation_version,
         rolled_back_train_group_count=0,
         bootstrap_fingerprint=fingerprint,
+        anchor_digest=anchor_digest,
         counts=SnapshotCounts(replay_groups=1, ledger_groups=1, reserve=1, rows=2, environment_episodes=1),
         files=describe_files(folder, [DATA_PLANE, *names]),
     )
@@ -156,7 +160,7 @@ class Run:
         write_file(folder / "weights.bin", b"w" * 1000, ops)
         if rollouts:
             captured = captured_state(step, step=step, kind=CheckpointKind.TRAINER_CHECKPOINT)
-            write_rollout_state(folder, captured, None, ops)
+            write_rollout_state(folder, captured, None, None, ops)
         manager.begin_finalization(folder)
         manager.shutdown()
         return manager.step_path(step)
@@ -170,7 +174,8 @@ class Run:
         step = step_of(anchor.name)
         paths = prepare_snapshot_paths(anchor, ops)
         fingerprint = None if step else IDENTITY.fingerprint
-        write_rollout_state(paths.temporary, captured_state(mark, step=step or 0), fingerprint, ops)
+        captured = captured_state(mark, step=step or 0)
+        write_rollout_state(paths.temporary, captured, fingerprint, digest_of_anchor(anchor), ops)
         commit_snapshot(paths.temporary, paths.final, ops)
         prune_snapshots(anchor, self.config.keep_latest_k, ops)
         return paths.final

@@ -27,10 +27,12 @@ MANIFEST = RolloutSnapshotManifest(
     sampler_dispatch_index=-1,
     mutation_version=17,
     rolled_back_train_group_count=2,
+    anchor_digest="sha256:" + "2" * 64,
     counts=SnapshotCounts(replay_groups=4, rows=8),
     files=(FileRecord("data_plane/rows.bin", 3, "xxh3_128:" + "0" * 32), FileRecord("a.json", 2, "sha256:" + "1" * 64)),
 )
 GOLDEN = """{
+  "anchor_digest": "sha256:2222222222222222222222222222222222222222222222222222222222222222",
   "base_train_step": 3,
   "bootstrap_fingerprint": null,
   "counts": {
@@ -42,7 +44,7 @@ GOLDEN = """{
   },
   "created": 1700000000.5,
   "current_epoch": 1,
-  "digest": "sha256:51d853e9946f08d9298cc55ff6cac747d5d86910d823fe8cc5bebaf2264e4642",
+  "digest": "sha256:3145ecf94eb2b19e48111695fd1587f174740dc3c1f17e0070433ff67698b244",
   "files": [
     {
       "digest": "sha256:1111111111111111111111111111111111111111111111111111111111111111",
@@ -85,6 +87,7 @@ def with_digest(content):
         ("kind", "snapshot"),
         ("created", -1.0),
         ("created", True),
+        ("anchor_digest", "1" * 64),
         ("base_train_step", -1),
         ("base_train_step", True),
         ("trainer_version", 1.0),

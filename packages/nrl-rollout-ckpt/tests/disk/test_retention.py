@@ -1,6 +1,7 @@
 import errno
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_only_complete_ones_count_and_damaged_ones_older_than_the_oldest_kept_go
     prune_snapshots(five, 2, OPS)
 
     assert numbers(five) == [5, 4, 3, 2]
+
+
+def test_one_of_another_run_does_not_count_as_the_one_that_is_kept(five, run):
+    other = run.train(1)
+    (other / "training_info.json").write_text('{"current_step": 1, "loss": 0.25}')
+    shutil.copytree(run.snapshot(other), five / "rollout_snapshots" / "snapshot_000006")
+
+    prune_snapshots(five, 1, OPS)
+
+    assert numbers(five) == [6, 5]
 
 
 def test_with_no_complete_one_nothing_goes(five):

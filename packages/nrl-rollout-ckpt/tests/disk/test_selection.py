@@ -2,12 +2,13 @@ import hashlib
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity, BootstrapMismatchError
-from nrl_rollout_ckpt.disk.manifest import MANIFEST, NewerFormatError
+from nrl_rollout_ckpt.disk.manifest import MANIFEST, TRAINER_MANIFEST, NewerFormatError, read_manifest
 from nrl_rollout_ckpt.disk.selection import NoTrainerCheckpointError, RolloutStateDamagedError, select_resume_source
 from nrl_rollout_ckpt.disk.upstream import UpstreamFormatError
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind, ResumeSource
@@ -197,6 +198,24 @@ def test_snapshots_of_another_anchor_or_run_are_no_candidates(run, make_run):
         "snapshot_000006": "belongs elsewhere: its base_train_step is 0, that of step_2 is 2",
         "snapshot_000005": "belongs elsewhere: its base_train_step is 1, that of step_2 is 2",
     }
+
+
+@pytest.mark.parametrize("rollouts", [True, False])
+def test_a_snapshot_of_another_runs_checkpoint_of_the_same_step_is_no_candidate(run, make_run, rollouts):
+    """Pitfall: step and version agree, and the rollouts are of other weights."""
+    anchor, other = run.train(2, rollouts=rollouts), make_run().train(2, rollouts=rollouts)
+    good = run.snapshot(anchor)
+    if rollouts:  # as with every run, made at another moment
+        manifest = replace(read_manifest(other / TRAINER_MANIFEST), created=1.0)
+        (other / TRAINER_MANIFEST).write_bytes(manifest.to_json())
+    else:
+        (other / "training_info.json").write_text('{"current_step": 2, "loss": 0.25}')
+    shutil.copytree(make_run().snapshot(other), good.parent / "snapshot_000002")
+
+    source = select(run)
+
+    assert source.path == good
+    assert reasons(source)["snapshot_000002"].startswith("belongs elsewhere: its anchor_digest is sha256:")
 
 
 def test_a_trainer_checkpoints_own_state_is_no_snapshot(run):

@@ -30,6 +30,7 @@ class Anchor(NamedTuple):
     step: int
     version: int
     fingerprint: str | None = None
+    digest: str | None = None
 
 
 @dataclass
@@ -112,6 +113,7 @@ def why_foreign(manifest: RolloutSnapshotManifest, anchor: Anchor, kind: Checkpo
         "base_train_step": (manifest.base_train_step, anchor.step),
         "trainer_version": (manifest.trainer_version, anchor.version),
         "bootstrap_fingerprint": (manifest.bootstrap_fingerprint, anchor.fingerprint),
+        "anchor_digest": (manifest.anchor_digest, anchor.digest),
     }
     for name, (saved, wanted) in pairs.items():
         if saved != wanted:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self, cast
 from nrl_interfaces.identity import canonical_json
 
 from nrl_rollout_ckpt.disk.digests import digest_of_bytes, digest_of_file
+from nrl_rollout_ckpt.disk.layout import TRAINING_INFO
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "RolloutSnapshotManifest",
     "SnapshotCounts",
     "describe_files",
+    "digest_of_anchor",
     "manifest_name",
     "read_manifest",
     "refuse_newer_format",
@@ -136,6 +138,7 @@ class RolloutSnapshotManifest:
         mutation_version: The barrier's.
         rolled_back_train_group_count: Groups of an open train step, which a restart trains on again.
         bootstrap_fingerprint: The run's fingerprint before its first trainer checkpoint; None afterwards.
+        anchor_digest: Of the trainer checkpoint that a snapshot belongs to, see `digest_of_anchor`.
         counts: What it holds.
         files: Every file but the manifest, by path.
         schema_version: The version of the format.
@@ -154,6 +157,7 @@ class RolloutSnapshotManifest:
     mutation_version: int
     rolled_back_train_group_count: int
     bootstrap_fingerprint: str | None = None
+    anchor_digest: str | None = None
     counts: SnapshotCounts = field(default_factory=SnapshotCounts)
     files: tuple[FileRecord, ...] = ()
     schema_version: int = SUPPORTED_VERSIONS[-1]
@@ -178,6 +182,9 @@ class RolloutSnapshotManifest:
         _check("sampler_name", self.sampler_name, "a string", isinstance(self.sampler_name, str))
         marked = self.bootstrap_fingerprint
         _check("bootstrap_fingerprint", marked, "a string or None", marked is None or isinstance(marked, str))
+        anchor = self.anchor_digest
+        is_digest = isinstance(anchor, str) and _DIGEST.fullmatch(anchor) is not None
+        _check("anchor_digest", anchor, "'sha256:<64 hex digits>' or None", anchor is None or is_digest)
         paths = [record.path for record in self.files]
         _check("files", paths, "each path once", len(set(paths)) == len(paths))
         object.__setattr__(self, "files", tuple(sorted(self.files, key=lambda record: record.path)))
@@ -226,6 +233,22 @@ class RolloutSnapshotManifest:
 def manifest_name(kind: CheckpointKind) -> str:
     """The manifest's file name: a trainer checkpoint may hold a ``manifest.json`` of somebody else."""
     return TRAINER_MANIFEST if kind is CheckpointKind.TRAINER_CHECKPOINT else MANIFEST
+
+
+def digest_of_anchor(anchor: Path) -> str | None:
+    """Tell a trainer checkpoint from one of the same step that another run saved.
+
+    Returns:
+        The digest of its ``rollout_manifest.json``, which names the moment it was made; without one, that of its
+        counters. None for the bootstrap anchor, which has neither, and is told by its fingerprint.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    for name in (TRAINER_MANIFEST, TRAINING_INFO):
+        if (anchor / name).is_file():
+            return digest_of_file(anchor / name)
+    return None
 
 
 def read_manifest(path: Path) -> RolloutSnapshotManifest:

@@ -18,7 +18,7 @@ from nrl_rollout_ckpt.disk.layout import (
     step_folders,
     sweep,
 )
-from nrl_rollout_ckpt.disk.manifest import MANIFEST, NewerFormatError, read_manifest, verify_files
+from nrl_rollout_ckpt.disk.manifest import MANIFEST, NewerFormatError, digest_of_anchor, read_manifest, verify_files
 from nrl_rollout_ckpt.disk.trash import discard
 
 __all__ = [
@@ -117,9 +117,11 @@ def fit_disk_budget(checkpoint_dir: Path, max_disk_bytes: int, ops: FileOps, *, 
 
 
 def is_complete(snapshot: Path) -> bool:
-    """Whether every file of a snapshot is there in its size; their bytes are not read."""
+    """Whether a snapshot is one of its anchor, with every file there in its size; their bytes are not read."""
     try:
-        return not verify_files(snapshot, read_manifest(snapshot / MANIFEST), digests=False)
+        manifest = read_manifest(snapshot / MANIFEST)
+        is_of_anchor = manifest.anchor_digest == digest_of_anchor(snapshot.parent.parent)
+        return is_of_anchor and not verify_files(snapshot, manifest, digests=False)
     except (OSError, ValueError):
         return False
 

@@ -28,6 +28,7 @@ from nrl_rollout_ckpt.disk.manifest import (
     TRAINER_MANIFEST,
     NewerFormatError,
     RolloutSnapshotManifest,
+    digest_of_anchor,
     read_manifest,
     verify_files,
 )
@@ -136,7 +137,11 @@ def _of_trainer_checkpoint(path: Path, step: int, config: RolloutCheckpointConfi
     info = _training_info(path, step)
     anchor = Anchor(path, step, info["trainer_version"])
     ignored = _why_snapshots_are_ignored(config)
-    search = search_snapshots(anchor) if ignored is None else Search(warnings=_ignored(path, ignored))
+    search = (
+        search_snapshots(anchor._replace(digest=digest_of_anchor(path)))
+        if ignored is None
+        else Search(warnings=_ignored(path, ignored))
+    )
     if search.found is not None:
         return _source(anchor, *search.found, search)
     if search.damaged:

@@ -260,13 +260,16 @@ def plane_metadata(
     return metadata
 
 
-def manifest_of(captured: CapturedRolloutState, *, fingerprint: str | None, created: float) -> RolloutSnapshotManifest:
+def manifest_of(
+    captured: CapturedRolloutState, *, created: float, fingerprint: str | None = None, anchor_digest: str | None = None
+) -> RolloutSnapshotManifest:
     """Describe a captured state; the files are added once they are written.
 
     Args:
         captured: The state.
-        fingerprint: The run's, before its first trainer checkpoint; else None.
         created: Seconds since the epoch.
+        fingerprint: The run's, before its first trainer checkpoint; else None.
+        anchor_digest: For a snapshot, of the trainer checkpoint that it belongs to.
     """
     return RolloutSnapshotManifest(
         kind=captured.kind,
@@ -279,6 +282,7 @@ def manifest_of(captured: CapturedRolloutState, *, fingerprint: str | None, crea
         mutation_version=captured.mutation_version,
         rolled_back_train_group_count=len(captured.rolled_back_group_ids),
         bootstrap_fingerprint=fingerprint,
+        anchor_digest=anchor_digest,
         counts=SnapshotCounts(
             replay_groups=len(captured.replay_groups or ()),
             ledger_groups=len(captured.ledger_groups or ()),

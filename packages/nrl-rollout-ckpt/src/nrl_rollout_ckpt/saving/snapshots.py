@@ -26,7 +26,7 @@ from nrl_interfaces.rollout import Deadline, EnvironmentEpisode, TrainerCheckpoi
 
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.layout import CONFIG, ENVIRONMENT, FolderOwner, commit_snapshot
-from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest
+from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, digest_of_anchor
 from nrl_rollout_ckpt.disk.retention import free_bytes_of
 from nrl_rollout_ckpt.disk.trainer_checkpoints import config_yaml
 from nrl_rollout_ckpt.saving.attempt import SnapshotAttempt
@@ -225,7 +225,8 @@ class RolloutSnapshotter(PumpedSnapshots):
             await self._remove_temporary(attempt, None)
             return self._skip(attempt, _Reason.TRAINER_STATE_CHANGED)
         attempt.move(AttemptEvent.CAPTURED)
-        manifest = manifest_of(captured, fingerprint=fingerprint, created=self._clock.time())
+        digest = await in_thread(digest_of_anchor, anchor)
+        manifest = manifest_of(captured, created=self._clock.time(), fingerprint=fingerprint, anchor_digest=digest)
         files = await self._publish(paths.temporary, paths.final, captured, manifest)
         attempt.move(AttemptEvent.PUBLISHED)
         self._note_published(attempt, captured, files)

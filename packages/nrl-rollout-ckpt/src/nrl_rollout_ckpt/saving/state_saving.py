@@ -194,7 +194,7 @@ class SavesRolloutState(_UsesRolloutParts):
         path = Path(checkpoint_path)
         names, _ = await self._write_rows_and_sidecars(path, captured)
         if captured.kind is CheckpointKind.TRAINER_CHECKPOINT:
-            manifest = manifest_of(captured, fingerprint=None, created=self._clock.time())
+            manifest = manifest_of(captured, created=self._clock.time())
             await in_thread(self._write_manifest, path, manifest, names)
             names.append(manifest_name(captured.kind))
             if captured.ledger_groups is not None and captured.replay_groups is not None:
