@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from nrl_rollout_ckpt.disk.manifest import RolloutSnapshotManifest, SnapshotCounts, describe_files
+from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.restore import (
     PromptChangedError,
     RestoreCheckError,
@@ -23,6 +24,8 @@ from nrl_rollout_ckpt.state.records import Prompt
 from nrl_rollout_ckpt.state.rollout_state import ResumeSource, RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.testing import (
     ListPromptSource,
+    SmallRun,
+    make_parts,
     numbered_prompts,
 )
 from saved_runs import new_parts, source_of, state_of
@@ -51,10 +54,11 @@ def without_environment(path: Path) -> None:
     (path / "environment").rmdir()
 
 
-def changed_prompts() -> ListPromptSource:
+def prompts_with_another(*changed: int) -> ListPromptSource:
     prompts = numbered_prompts(16)
-    prompts[2] = Prompt(prompts[2].ref, {"text": "another"})
-    return ListPromptSource(prompts)
+    return ListPromptSource(
+        [Prompt(prompt.ref, {"text": "another"}) if at in changed else prompt for at, prompt in enumerate(prompts)]
+    )
 
 
 def windowed() -> dict[str, Any]:
@@ -102,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], dict[str, Any], Callable[[], di
     "a prompt that changed": (
         nothing,
         {},
-        lambda: {"prompt_source": changed_prompts()},
+        lambda: {"prompt_source": prompts_with_another(2)},
         PromptChangedError,
         "'p2' has the digest .*in another checkpoint_dir",
     ),
@@ -199,6 +203,49 @@ def test_a_file_of_another_size_is_refused_even_after_selection(tmp_path: Path, 
     with pytest.raises(RestoreCheckError, match=f"{name}.* bytes; the manifest says"):
         asyncio.run(RolloutRestorer(parts).restore(source))
     assert state_of(parts) == before
+
+
+def forget_recent_prompts(path: Path) -> None:
+    ledger = json.loads((path / "rollout_recovery.json").read_bytes())
+    (path / "rollout_recovery.json").write_text(json.dumps({**ledger, "recent_prompts": []}))
+
+
+def test_a_complete_group_whose_prompt_changed_is_noticed(tmp_path: Path, saved: Path) -> None:
+    source = edited(tmp_path / "run", saved, forget_recent_prompts)
+    parts = new_parts(prompt_source=prompts_with_another(0))
+    before = state_of(parts)
+    with pytest.raises(PromptChangedError, match="'p0' has the digest"):
+        asyncio.run(RolloutRestorer(parts).restore(source))
+    assert state_of(parts) == before
+    asyncio.run(RolloutRestorer(new_parts(prompt_source=prompts_with_another(15))).check(source))
+
+
+def test_data_that_was_reordered_is_noticed_where_no_prompt_is_in_flight(tmp_path: Path) -> None:
+    async def train_on_ten_prompts() -> None:
+        run = await SmallRun.start(tmp_path, lambda: make_parts(capacity=8))
+        for _ in range(5):
+            await run.reserve()
+            await run.admit()
+            for group in run.parts.ledger.groups:
+                await run._generate(group)
+            await run.begin_step()
+            await run.finish_step()
+        await run.save_trainer_checkpoint()
+        run.close()
+
+    async def restart(source: ListPromptSource) -> RolloutParts:
+        parts = make_parts(prompt_source=source)
+        await RolloutRestorer(parts).restore(select_resume_source(tmp_path, parts.config))
+        return parts
+
+    asyncio.run(train_on_ten_prompts())
+    with pytest.raises(PromptChangedError, match="'p9' has the digest"):
+        asyncio.run(restart(prompts_with_another(9)))
+
+    parts = asyncio.run(restart(prompts_with_another(0, 1)))  # longer ago than eight prompts
+
+    assert (len(parts.ledger), len(parts.replay_index)) == (0, 0)
+    assert [prompt.ref.sample_id for prompt in parts.runtime.recent_prompts] == [f"p{at}" for at in range(2, 10)]
 
 
 def test_a_bigger_index_and_a_buffer_left_out_need_no_capacity(saved: Path) -> None:

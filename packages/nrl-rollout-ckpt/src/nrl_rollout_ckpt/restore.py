@@ -220,6 +220,7 @@ class RolloutRestorer(_UsesRolloutParts):
             self._runtime.batch_shortfall.update(plan.saved.batch_shortfall)
             self._runtime.sampler_stamps_target_steps = plan.saved.sampler_stamps_target_steps
             self._runtime.dropped.extend(plan.saved.dropped)
+            self._runtime.recent_prompts.extend(plan.saved.recent_prompts)
 
     async def _restore_environment(self, plan: RestorePlan, cut: LiveCut) -> None:
         """Take up the episodes, and have the ledger begin anew those that the environment does not go on with."""

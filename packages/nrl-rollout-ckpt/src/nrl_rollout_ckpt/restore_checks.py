@@ -245,6 +245,18 @@ def find_prompts(path: Path, prompts: Iterable[SavedPrompt], source: PromptSourc
     return found
 
 
+def check_unneeded_prompts(prompts: Iterable[SavedPrompt], source: PromptSource) -> None:
+    """Compare prompts that are not generated any more with their source, if that has ``resolve``.
+
+    Raises:
+        PromptChangedError: If the source has another prompt now, or none.
+    """
+    if isinstance(source, ResolvingPromptSource):
+        for prompt in prompts:
+            if prompt.stored is None:
+                _resolved(prompt, source)
+
+
 def _resolved(prompt: SavedPrompt, source: ResolvingPromptSource) -> Any:
     sample_id = prompt.ref.sample_id
     try:

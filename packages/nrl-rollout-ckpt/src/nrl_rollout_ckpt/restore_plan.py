@@ -18,6 +18,7 @@ from nrl_rollout_ckpt.restore_checks import (
     check_partition,
     check_sampler,
     check_sizes,
+    check_unneeded_prompts,
     find_prompts,
     has_folder,
 )
@@ -157,6 +158,8 @@ def _to_generate(
 def _with_prompts(plan: RestorePlan, saved: RestoredSidecars, path: Path, parts: RolloutParts) -> RestorePlan:
     wanted = [*(group.prompt for group in plan.ledger_groups), *saved.reserve]
     found = find_prompts(path, wanted, parts.prompt_source)
+    finished = (group.prompt for group in plan.replay_groups)
+    check_unneeded_prompts((*finished, *saved.recent_prompts), parts.prompt_source)
     groups = (replace(group, runtime_prompt=found[group.prompt.digest]) for group in plan.ledger_groups)
     reserve = ((Prompt(spare.ref, found[spare.digest], spare.task_source), spare) for spare in saved.reserve)
     return replace(plan, ledger_groups=tuple(groups), reserve=tuple(reserve))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,7 @@ def captured_state(
         sampler_stamps_target_steps=True,
         batch_shortfall={step + 1: 1},
         dropped=("p9",),
+        recent_prompts=(replace(saved_prompt("p2"), stored=None),),
         reserve=(saved_prompt("p2"),),
         replay_groups=(ReplayGroup("g0", ("g0_g0", "g0_g1"), 0, 1, saved_prompt("p0"), step + 1),),
         replay_capacity=8,

@@ -34,6 +34,7 @@ def test_everything_comes_back_as_it_was(tmp_path, captured):
     assert restored.replay_groups == captured.replay_groups
     assert restored.ledger_groups == captured.ledger_groups
     assert restored.reserve == captured.reserve
+    assert restored.recent_prompts == captured.recent_prompts
     assert restored.environment_episodes == captured.environment_episodes
     assert (restored.saved_capacity, restored.partition_id, restored.next_admission_id) == (8, "rollouts", 4)
     assert (restored.batch_shortfall, restored.dropped, restored.sampler_stamps_target_steps) == ({4: 1}, ("p9",), True)
@@ -101,6 +102,7 @@ def test_a_folder_of_nemo_rl_itself_is_refused_with_that_said(tmp_path, captured
         ("rollout_recovery.json", {"batch_shortfall": {"four": 1}}, "four"),
         ("rollout_recovery.json", {"sampler_stamps_target_steps": 1}, "sampler_stamps_target_steps is 1"),
         ("rollout_recovery.json", {"dropped": [1]}, "dropped"),
+        ("rollout_recovery.json", {"recent_prompts": [{}]}, r"recent_prompts\[0\] lacks"),
         ("rollout_recovery.json", {"groups": [{}]}, r"groups\[0\] lacks"),
         ("rollout_recovery.json", {"schema_version": None}, "schema_version is None"),
         ("replacement_reserve.json", {"prompts": [{}]}, r"prompts\[0\] lacks"),

@@ -107,6 +107,7 @@ def serialize(captured: CapturedRolloutState) -> Sidecars:
                 "batch_shortfall": {str(step): count for step, count in captured.batch_shortfall.items()},
                 "sampler_stamps_target_steps": captured.sampler_stamps_target_steps,
                 "dropped": captured.dropped,
+                "recent_prompts": [encode_prompt(prompt, "", prompts) for prompt in captured.recent_prompts],
                 "groups": _each_dumped(encode_group(group, prompts, results) for group in captured.ledger_groups),
             }
         )
@@ -173,6 +174,7 @@ class RestoredSidecars:
         batch_shortfall: By target step, how many groups will never come.
         sampler_stamps_target_steps: Whether the groups are stamped.
         dropped: Ids of prompts that were given up on purpose.
+        recent_prompts: The prompts that were taken last, without their content.
         reserve: The replacement reserve.
         environment_episodes: Episodes that the environment saved; None where it saved none.
     """
@@ -188,6 +190,7 @@ class RestoredSidecars:
     batch_shortfall: Mapping[int, int] = field(default_factory=dict[int, int])
     sampler_stamps_target_steps: bool = False
     dropped: tuple[str, ...] = ()
+    recent_prompts: tuple[SavedPrompt, ...] = ()
     reserve: tuple[SavedPrompt, ...] = ()
     environment_episodes: tuple[EnvironmentEpisode, ...] | None = None
 
@@ -270,6 +273,10 @@ def _read_recovery(file: JsonFile, prompts: Tensors, results: Tensors) -> dict[s
         },
         "sampler_stamps_target_steps": file.take("sampler_stamps_target_steps", bool),
         "dropped": tuple(dropped),
+        "recent_prompts": tuple(
+            decode_prompt(item, "", prompts, f"recent_prompts[{at}]")
+            for at, item in enumerate(file.take("recent_prompts", list))
+        ),
     }
 
 

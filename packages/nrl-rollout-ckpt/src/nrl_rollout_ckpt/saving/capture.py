@@ -144,6 +144,7 @@ def take_references(
         sampler_stamps_target_steps=parts.runtime.sampler_stamps_target_steps,
         batch_shortfall=dict(parts.runtime.batch_shortfall),
         dropped=tuple(parts.runtime.dropped),
+        recent_prompts=tuple(parts.runtime.recent_prompts),
         reserve=tuple(saved for _, saved in parts.runtime.replacement_reserve),
         replay_groups=replay_groups,
         replay_capacity=index.capacity,

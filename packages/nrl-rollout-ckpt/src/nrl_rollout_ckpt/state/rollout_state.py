@@ -87,12 +87,15 @@ class RolloutRuntimeState:
         batch_shortfall: By target step, how many groups will never come.
         sampler_stamps_target_steps: Whether the groups at hand are stamped.
         dropped: Ids of prompts that were given up on purpose, in order: what an account of prompts needs.
+        recent_prompts: The last prompts that were taken from the source, by reference and digest: a restart compares
+            them with its source, so that data that was reordered is noticed even where no prompt is in flight.
     """
 
     replacement_reserve: deque[tuple[Prompt, SavedPrompt]] = field(default_factory=deque[tuple[Prompt, SavedPrompt]])
     batch_shortfall: dict[int, int] = field(default_factory=dict[int, int])
     sampler_stamps_target_steps: bool = False
     dropped: list[str] = field(default_factory=list[str])
+    recent_prompts: deque[SavedPrompt] = field(default_factory=lambda: deque[SavedPrompt](maxlen=8))
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,7 @@ class CapturedRolloutState:
         data_plane_view: The frozen plane, to be written later; None where it is not saved or was written in the cut.
         data_plane_seconds: How long writing the plane inside of the cut took, in seconds.
         teacher_states: Which teachers tagged the rows; None where nobody says so.
+        recent_prompts: The prompts that were taken last.
     """
 
     kind: CheckpointKind
@@ -210,6 +214,7 @@ class CapturedRolloutState:
     data_plane_view: DataPlaneView | None = None
     data_plane_seconds: float = 0.0
     teacher_states: tuple[Any, ...] | None = None
+    recent_prompts: tuple[SavedPrompt, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,9 @@ class RolloutTransitions(RowTransitions):
 
     async def _pulled(self, pull: Pull) -> list[tuple[Prompt, SavedPrompt]]:
         prompts = await awaited(pull())
-        return await in_thread(_all_saved, prompts, whole=self._keeps_prompts)
+        saved = await in_thread(_all_saved, prompts, whole=self._keeps_prompts)
+        self._runtime.recent_prompts.extend(replace(prompt, stored=None) for _, prompt in saved)
+        return saved
 
     def _require_free(self, admission_id: int, step: int | None) -> None:
         if step in self._replay_index.target_steps() or step in self._ledger.target_steps():
