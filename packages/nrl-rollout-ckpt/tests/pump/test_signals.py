@@ -90,6 +90,58 @@ def test_after_the_grace_it_gives_up_says_so_and_hands_the_signal_on(
     bench.play(story)
 
 
+@pytest.mark.parametrize(
+    ("last_save_s", "deadline_grace_s", "waits_s"), [(0, 120, 29), (10, 120, 20), (10, 5, 5), (40, 120, 0)]
+)
+def test_without_an_anchor_the_run_stops_in_order_before_the_grace_is_over(
+    make_bench: Any,
+    reached: list[int],
+    caplog: pytest.LogCaptureFixture,
+    last_save_s: float,
+    deadline_grace_s: float,
+    waits_s: float,
+) -> None:
+    bench = make_bench(deadline_grace_s=deadline_grace_s)
+
+    async def take() -> None:
+        bench.clock.advance(last_save_s)
+
+    async def story(task: asyncio.Task[None]) -> None:
+        bench.script = [take]
+        bench.pump.request("before")
+        await bench.pass_time(0)
+        bench.progress.advance()
+        install(bench, grace_s=30)
+        await terminate(bench)
+        if waits_s:
+            await bench.pass_time(waits_s - 0.5)
+            assert not task.done()
+            await bench.pass_time(0.5)
+        await task
+        assert "without a last snapshot: SIGTERM; step_1 is not durable" in caplog.text
+
+    bench.play(story)
+    assert bench.reasons[-1] == "missing_trainer_anchor"
+    assert reached == []
+
+
+def test_a_signal_shortens_the_wait_at_the_deadline(make_bench: Any, reached: list[int]) -> None:
+    bench = make_bench(budget_s=50)
+
+    async def story(task: asyncio.Task[None]) -> None:
+        bench.progress.advance()
+        await bench.pass_time(60)
+        install(bench, grace_s=30)
+        await terminate(bench)
+        await bench.pass_time(28.5)
+        assert not task.done()
+        await bench.pass_time(0.5)
+        await task
+
+    bench.play(story)
+    assert reached == []
+
+
 def test_without_a_pump_the_signal_is_handed_on_at_once(
     bench: Any, reached: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,7 +194,7 @@ def test_a_loop_that_ends_while_it_waits_puts_the_handler_back(bench: Any, reach
 
 @pytest.mark.parametrize("where", ["another thread", "a loop of another thread"])
 def test_only_a_loop_on_the_main_thread_is_accepted(where: str, reached: list[int]) -> None:
-    def request(reason: str, *, stop: bool) -> Future[RolloutCheckpointSaveResult]:
+    def request(reason: str, *, stop: bool, within_s: float) -> Future[RolloutCheckpointSaveResult]:
         raise AssertionError
 
     errors: list[BaseException] = []

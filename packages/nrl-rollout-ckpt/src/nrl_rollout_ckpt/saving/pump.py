@@ -27,6 +27,7 @@ from nrl_rollout_ckpt.state.rollout_state import TrainingProgress
 _log = logging.getLogger(__name__)
 _Reason = RolloutCheckpointAttemptReason
 _LOST_TO_A_STEP: Final = frozenset({_Reason.OPTIMIZER_COMMIT_IN_PROGRESS, _Reason.TRAINER_STATE_CHANGED})
+_TO_ANSWER_S: Final = 1.0  # what is left, at the least, to whoever waits for the end of the last attempt
 _MAY_PASS: Final = _LOST_TO_A_STEP | {_Reason.MISSING_TRAINER_ANCHOR}
 
 
@@ -77,6 +78,7 @@ class SnapshotPump:
         self._published: int | None = None  # a trainer checkpoint that no attempt was made under
         self._last_published: int | None = None
         self._failures = 0
+        self._last_save_s = 0.0
         self._stop_requested = False
         window.when_closed(self._wake)
         if config.snapshot_attempt_interval_s is None:
@@ -87,9 +89,11 @@ class SnapshotPump:
         """Whether the run is to stop; never False again."""
         return self._stop_requested
 
-    def request(self, reason: str, *, stop: bool = False) -> Future[RolloutCheckpointSaveResult]:
-        """See `RolloutSnapshotter.request_snapshot`."""
-        return self._requests.add(reason, stop=stop)
+    def request(
+        self, reason: str, *, stop: bool = False, within_s: float = math.inf
+    ) -> Future[RolloutCheckpointSaveResult]:
+        """See `RolloutSnapshotter.request_snapshot`; who stops the run may wait for less than `deadline_grace_s`."""
+        return self._requests.add(reason, stop=stop, give_up=self._clock.monotonic() + within_s)
 
     def trainer_checkpoint_published(self, step: int) -> None:
         """Wake the pump for a snapshot under the trainer's checkpoint of `step`; from any thread."""
@@ -159,13 +163,13 @@ class SnapshotPump:
     # ---- The end ----
 
     async def _take_last_snapshot(self, purpose: str) -> RolloutCheckpointSaveResult:
-        """Take one snapshot, as soon as nothing stands in its way, but within `deadline_grace_s` from now."""
+        """Take one snapshot as soon as nothing stands in its way, at the latest when `deadline_grace_s` have passed."""
         give_up = self._clock.monotonic() + self._config.deadline_grace_s
         if not self._is_last_anchor(self._progress.train_steps):
             self._published = None  # the trainer has one more checkpoint to make
         self._has_news = True
         while True:
-            while (left := give_up - self._clock.monotonic()) > 0 and not self._may_take_last():
+            while (left := self._left_s(give_up)) > 0 and not self._may_take_last():
                 await self._sleep(left)
             keep_waiting = _MAY_PASS if left > 0 else frozenset[RolloutCheckpointAttemptReason]()
             result = await self._attempt(
@@ -173,6 +177,13 @@ class SnapshotPump:
             )
             if result.reason not in keep_waiting:
                 return result
+
+    def _left_s(self, give_up: float) -> float:
+        """How long the last attempt may wait, so that its answer finds everybody who waits for it."""
+        if self._window.is_closed:  # in a commit that hangs nobody could stop the run: that is left to who asked
+            asked = min((request.give_up for request in self._requests.waiting), default=math.inf)
+            give_up = min(give_up, asked - max(self._last_save_s, _TO_ANSWER_S))
+        return give_up - self._clock.monotonic()
 
     def _may_take_last(self) -> bool:
         if not self._window.is_closed:
@@ -210,7 +221,8 @@ class SnapshotPump:
             return self._after_failure(error, required_for)
         if result.saved:
             self._failures = 0
-            self._timeout.save_took(self._clock.monotonic() - began)
+            self._last_save_s = self._clock.monotonic() - began
+            self._timeout.save_took(self._last_save_s)
         if result.reason not in keep_waiting:
             self._requests.answer(requests, result)
         return result

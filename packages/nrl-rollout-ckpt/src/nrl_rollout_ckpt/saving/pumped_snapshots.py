@@ -97,8 +97,9 @@ class PumpedSnapshots(SavesRolloutState, ABC):
     def install_sigterm(self, loop: asyncio.AbstractEventLoop, grace_s: float = 30.0) -> Callable[[], None]:
         """Let SIGTERM request a snapshot that stops the run; until it is answered, `close` or the function returned.
 
-        Then the handler of before is back. If there is no snapshot after `grace_s`, that is logged and the handler of
-        before gets the signal.
+        Then the handler of before is back. If the attempt has not ended after `grace_s`, that is logged and the handler
+        of before gets the signal. A checkpoint that the trainer still has to make is waited for as long as that leaves
+        the time of the last save; then the run stops without a snapshot.
 
         Args:
             loop: The loop that `run` runs in, on the main thread.
@@ -109,7 +110,7 @@ class PumpedSnapshots(SavesRolloutState, ABC):
             ValueError: If `grace_s` is not allowed.
         """
         self._let_sigterm_be()
-        self._put_sigterm_back = install_sigterm(loop, self.request_snapshot, grace_s=grace_s, clock=self._clock)
+        self._put_sigterm_back = install_sigterm(loop, self._pump.request, grace_s=grace_s, clock=self._clock)
         return self._put_sigterm_back
 
     def _end_pump(self) -> None:

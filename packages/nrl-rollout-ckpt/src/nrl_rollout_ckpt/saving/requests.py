@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,11 +34,13 @@ class SnapshotRequest:
     Attributes:
         reason: What it is for.
         stop: Whether the run is to stop after it.
+        give_up: When nobody waits for it any more, on the pump's clock.
         future: Gets the result.
     """
 
     reason: str
     stop: bool
+    give_up: float = math.inf
     future: Future[RolloutCheckpointSaveResult] = field(default_factory=Future[RolloutCheckpointSaveResult])
 
 
@@ -54,9 +57,9 @@ class SnapshotRequests:
         self._waiting: list[SnapshotRequest] = []
         self._refusal: str | None = None
 
-    def add(self, reason: str, *, stop: bool) -> Future[RolloutCheckpointSaveResult]:
+    def add(self, reason: str, *, stop: bool, give_up: float = math.inf) -> Future[RolloutCheckpointSaveResult]:
         """Let a request wait; its future gets `SnapshotRefusedError` where no pump will look any more."""
-        request = SnapshotRequest(reason, stop)
+        request = SnapshotRequest(reason, stop, give_up)
         with self._lock:
             refusal = self._refusal
             if refusal is None:

@@ -39,10 +39,10 @@ class NotTheMainThreadError(RuntimeError):
 
 
 class SnapshotRequester(Protocol):
-    """`RolloutSnapshotter.request_snapshot`."""
+    """`SnapshotPump.request`."""
 
-    def __call__(self, reason: str, *, stop: bool) -> Future[RolloutCheckpointSaveResult]:
-        """Request a snapshot."""
+    def __call__(self, reason: str, *, stop: bool, within_s: float) -> Future[RolloutCheckpointSaveResult]:
+        """Request a snapshot that is there, or given up, within so many seconds."""
         ...
 
 
@@ -114,7 +114,7 @@ class _SigtermHandler:
     async def _wait_for_snapshot(self) -> None:
         try:
             answered = asyncio.Event()
-            future = self._request("SIGTERM", stop=True)
+            future = self._request("SIGTERM", stop=True, within_s=self._grace_s)
             future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(answered.set))
             in_time = await self._clock.wait(answered, self._grace_s)
         finally:
