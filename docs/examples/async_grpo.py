@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arithmetic_policy import Batch, group_advantages
-from arithmetic_task import reward_of
-from grpo_parts import FIELDS, GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_FILE, Run, Settings
+from grpo_parts import GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_FILE, Run, Settings
+from grpo_trainer import Batch, group_advantages
 from kill_moments import Journal
 from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
 from nrl_rollout_ckpt.state.completion import in_thread
 from nrl_rollout_ckpt.state.ledger_states import PromptGroupPhase, RolloutAttemptStatus
-from nrl_rollout_ckpt.state.records import SiblingSealResult
 from nrl_rollout_ckpt.state.rollout_state import CheckpointKind
 from prompt_account import account_of
 from survive_kills import starts_here, survive
@@ -59,37 +57,12 @@ async def generate_group(run: Run, group_id: str) -> None:
         if sibling.current.status is not RolloutAttemptStatus.SEALED
     ]
     if to_do:
-        await run.transitions.dispatch(group_id, to_do, run.environment.instance_for(group_id))
+        await run.transitions.dispatch(group_id, to_do, run.instance_for(group_id))
     async with asyncio.TaskGroup() as siblings:
         for index in to_do:
-            siblings.create_task(generate_sibling(run, group_id, index))
-    await run.transitions.commit_group(group_id, columns_of(run, group_id))
+            siblings.create_task(run.generate_sibling(group_id, index))
+    await run.transitions.commit_group(group_id, run.columns_of(group_id))
     run.group_ready.set()
-
-
-async def generate_sibling(run: Run, group_id: str, index: int) -> None:
-    """Play one episode from its next turn to its end, and seal it."""
-    record = run.parts.ledger.get(group_id)
-    which = record.episode(index)
-    episode = await run.environment.begin(which, record.runtime_prompt)
-    run.report("generation", sibling=f"{record.prompt.ref.sample_id}/{index}", from_turn=len(episode.turns))
-    while not episode.is_over:
-        seed = f"{which.rollout_id} turn {len(episode.turns)}"
-        await run.environment.answer(which, *run.trainer.actor.sample(*episode.observation(), seed))
-    result = SiblingSealResult(episode.turns, reward_of(episode.turns))
-    await run.transitions.seal_sibling(group_id, index, result)
-    run.environment.end(which)
-
-
-def columns_of(run: Run, group_id: str) -> dict[str, torch.Tensor]:
-    """The rows of a complete group, from what its siblings were sealed with."""
-    sealed = [sibling.current for sibling in run.parts.ledger.get(group_id).siblings]
-    episodes = [attempt.result.value() for attempt in sealed]
-    columns = {
-        f"{name}s": torch.tensor([[turn[name] for turn in turns] for turns in episodes])
-        for name in ("total", "addend", "answer", "logprob")
-    }
-    return {**columns, "reward": torch.tensor([attempt.reward for attempt in sealed])}
 
 
 # ---- The train pump ----
@@ -104,7 +77,7 @@ async def train_pump(run: Run, snapshotter: RolloutSnapshotter) -> None:
             require_more_to_come(run)
             await run.group_ready.wait()
             continue
-        rows = await asyncio.to_thread(run.plane.get_samples, claim.sample_ids, PARTITION, FIELDS)
+        rows = await asyncio.to_thread(run.plane.get_samples, claim.sample_ids, PARTITION, run.fields)
         batch: Batch = dict(rows.items())
         batch["advantages"] = group_advantages(batch["reward"], GROUP_SIZE)
         await run.transitions.write_back(claim, {"advantages": batch["advantages"]})

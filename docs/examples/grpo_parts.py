@@ -1,19 +1,18 @@
-"""The parts of the run in async_grpo.py, and how a start goes on where the last one was killed."""
+"""The parts of a run of async_grpo.py, and how a start goes on where the last one was killed."""
 
 import asyncio
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from arithmetic_environment import ArithmeticEnvironment
-from arithmetic_policy import Batch, Trainer
-from arithmetic_task import PromptList, make_prompts
+from arithmetic_task import PromptList
+from grpo_trainer import Trainer
 from nrl_dataplane_local import LocalDataPlaneClient, LocalDataPlaneConfig
 from nrl_interfaces import DataPlaneClient, build_data_plane_client
 from nrl_interfaces.fileops import FileOps
+from nrl_interfaces.rollout import EnvironmentCheckpoint, NoEnvironmentCheckpoint
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
 from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.selection import select_resume_source
@@ -22,7 +21,8 @@ from nrl_rollout_ckpt.restore import RestoreReport, RolloutRestorer
 from nrl_rollout_ckpt.samplers import InOrderSampler
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
 from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
-from nrl_rollout_ckpt.state.replay_index import ReplayIndex, TrainingClaim
+from nrl_rollout_ckpt.state.records import Prompt
+from nrl_rollout_ckpt.state.replay_index import ReplayIndex
 from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.state.transitions import RolloutTransitions
 from step_dump import StepDump
@@ -31,7 +31,6 @@ GROUP_SIZE = 4
 GROUPS_PER_STEP = 4
 MAX_STALENESS = 1
 PARTITION = "rollouts"
-FIELDS = ["totals", "addends", "answers", "logprobs", "reward"]
 TRAINER_FILE = "trainer.pt"
 
 
@@ -63,15 +62,11 @@ def make_plane(kind: str, ops: FileOps) -> DataPlaneClient:
     return build_data_plane_client({"impl": kind, "partition_mode": "stream"})
 
 
-def seconds_of_turn(rollout_id: str) -> float:
-    """Sibling 3 of each group is slow, more so in some groups than in others."""
-    group_id, _, sibling = rollout_id.partition("_g")
-    return 0.04 + 0.04 * (zlib.crc32(group_id.encode()) % 3) if sibling.startswith("3_") else 0.02
-
-
 @dataclass
 class Run:
-    """All parts of a run. Others than these may be given, to watch them or to break them.
+    """All parts of a run but its task, which classes derived from this one know.
+
+    Others than these parts may be given, to watch them or to break them.
 
     Attributes:
         settings: What it is made of.
@@ -83,25 +78,57 @@ class Run:
     settings: Settings
     report: Callable[..., None]
     file_ops: FileOps = field(default_factory=FileOps)
-    environment_class: type[ArithmeticEnvironment] = ArithmeticEnvironment
-    make_plane: Callable[[str, FileOps], DataPlaneClient] = make_plane
+    plane_class: type[LocalDataPlaneClient] = LocalDataPlaneClient
     ledger_class: type[RolloutRecoveryLedger] = RolloutRecoveryLedger
     group_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
+    # ---- The task ----
+
+    fields: ClassVar[list[str]]
+    """The columns of its rows; `reward` is one of them."""
+    target_level: ClassVar[RecoveryTargetLevel] = RecoveryTargetLevel.SIBLING
+    """Where a restart goes on."""
+
+    def make_prompts(self) -> list[Prompt]:
+        raise NotImplementedError
+
+    def make_trainer(self) -> Trainer:
+        raise NotImplementedError
+
+    def make_environment(self) -> EnvironmentCheckpoint:
+        return NoEnvironmentCheckpoint()
+
+    def instance_for(self, group_id: str) -> str | None:  # noqa: ARG002 - without an environment there is none
+        """The instance of the environment that runs a group."""
+        return None
+
+    async def generate_sibling(self, group_id: str, index: int) -> None:
+        """Generate what is not there yet of one sibling, and seal it."""
+        raise NotImplementedError
+
+    def columns_of(self, group_id: str) -> dict[str, torch.Tensor]:
+        """The rows of a complete group, from what its siblings were sealed with."""
+        raise NotImplementedError
+
+    def turns_kept(self) -> int:
+        """How many turns of unfinished episodes a restart found."""
+        return 0
+
+    # ---- The rest is the same for all tasks ----
+
     def __post_init__(self) -> None:
         settings, ops = self.settings, self.file_ops
-        self.trainer = Trainer(settings.seed, busy_s=0.1)
-        self.prompts = PromptList(make_prompts(settings.prompts, settings.seed))
-        self.steps = -(-settings.prompts // GROUPS_PER_STEP)
-        self.plane = self.make_plane(settings.plane, ops)
-        self.dump = None if settings.dump_dir is None else StepDump(settings.dump_dir, ops)
-        self.environment = self.environment_class(seconds_of_turn, ops)
+        self.trainer = self.make_trainer()
+        self.prompts = PromptList(self.make_prompts())
+        self.steps = -(-len(self.prompts.prompts) // GROUPS_PER_STEP)
+        self.plane = self.plane_class(LocalDataPlaneConfig(partition_mode="stream"), file_ops=ops)
+        self.environment = self.make_environment()
         self.checkpoints = CheckpointManager(settings.checkpoint_dir, keep_latest_k=2, ops=ops)
         self.identity = BootstrapCompatibilityIdentity.of(settings.config)
         capacity = GROUPS_PER_STEP * (MAX_STALENESS + 1)
         progress = TrainingProgress()
         self.parts = RolloutParts(
-            config=RolloutCheckpointConfig(snapshot_attempt_interval_s=0.1, target_level=RecoveryTargetLevel.TURN),
+            config=RolloutCheckpointConfig(snapshot_attempt_interval_s=0.1, target_level=self.target_level),
             data_plane=self.plane,
             partition_id=PARTITION,
             prompt_source=self.prompts,
@@ -122,7 +149,7 @@ class Run:
             self.trainer.load_state_dict(torch.load(source.anchor / TRAINER_FILE, weights_only=True))
         if source.path is None:
             rows = self.parts.replay_index.capacity * GROUP_SIZE
-            self.plane.register_partition(PARTITION, [*FIELDS, "advantages"], rows, ["train"], GROUP_SIZE)
+            self.plane.register_partition(PARTITION, [*self.fields, "advantages"], rows, ["train"], GROUP_SIZE)
         restored = await RolloutRestorer(self.parts).restore(source)
         self.report(
             "start",
@@ -131,7 +158,7 @@ class Run:
             groups_kept=restored.groups_from_buffer,
             groups_of_open_step=restored.rolled_back_groups,
             siblings_kept=restored.siblings_kept,
-            turns_kept=sum(self.environment.turns_taken().values()),
+            turns_kept=self.turns_kept(),
         )
         return restored
 

@@ -1,10 +1,10 @@
-"""Questions and answers that come with Python, and a tokenizer trained on them."""
+"""Questions and answers that come with Python, and the conversations that they make."""
 
 import importlib
 import inspect
+import json
+from pathlib import Path
 from typing import NamedTuple
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 MODULES = (
     *("bisect", "calendar", "collections", "copy", "csv", "datetime", "fnmatch", "fractions", "functools", "glob"),
@@ -25,7 +25,7 @@ MODULES = (
     *("platform", "pprint", "random", "re", "shlex", "shutil", "statistics", "string", "struct", "textwrap"),
     *("threading", "time", "timeit", "tokenize", "traceback", "types", "uuid", "weakref", "zipfile"),
 )
-END = "<end>"
+LONGEST = 256  # bytes of a conversation
 
 
 class Question(NamedTuple):
@@ -46,19 +46,19 @@ def read_questions() -> list[Question]:
             if not name.startswith("_") and 30 <= len(answer) <= 200 and not answer.startswith(name):
                 full_name = f"{module_name}.{name}"
                 questions.setdefault(answer, Question(full_name, f"What does {full_name} do?", answer))
-    return list(questions.values())
+    return [each for each in questions.values() if len(b"".join(map(bytes_of, conversation(each)))) <= LONGEST]
 
 
-def train_tokenizer(questions: list[Question], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer whose token 0 is `END`, which also pads."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([f"{q.text} {q.answer}" for q in questions], trainer)
-    return tokenizer
+def conversation(question: Question) -> list[dict[str, str]]:
+    """The messages that a model is taught by."""
+    return [{"role": "user", "content": question.text}, {"role": "assistant", "content": question.answer}]
+
+
+def bytes_of(message: dict[str, str]) -> bytes:
+    """A message as the task encoder `utf8_bytes` shows it to a model."""
+    return json.dumps(message, sort_keys=True, ensure_ascii=False).encode()
+
+
+def write_conversations(questions: list[Question], path: Path) -> None:
+    """A file with a conversation a line."""
+    path.write_text("".join(json.dumps({"messages": conversation(question)}) + "\n" for question in questions))

@@ -1,7 +1,7 @@
 """What became of each prompt, in the history that leads to the final weights."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from grpo_parts import Run, Settings
@@ -60,14 +60,19 @@ class Account:
         return "\n".join([*lines, *problems, f"the account is {'exact' if self.is_exact else 'NOT EXACT':>24}"])
 
 
-async def account_of(settings: Settings, problems: Iterable[str] = ()) -> Account:
+def account_of(make_run: Callable[..., Run], settings: Settings, problems: Iterable[str] = ()) -> Account:
     """Start once more, as the next process would, and look at what is there."""
-    run = Run(settings, lambda *_, **__: None)
-    await run.resume()
+
+    async def start() -> Run:
+        run = make_run(settings, lambda *_, **__: None)
+        await run.resume()
+        return run
+
+    run = asyncio.run(start())
     parts, found = run.parts, list(problems)
     if parts.progress.train_steps != run.steps:
         found.append(f"{parts.progress.train_steps} of {run.steps} train steps are done; start it again to go on")
-    if not run.trainer.is_made_by_its_history(settings.seed):
+    if not run.trainer.is_made_by_its_history():
         found.append("the final weights are not those that training on the history gives")
     if settings.dump_dir is not None:
         found += problems_of_dump(settings.dump_dir, run.trainer.history)

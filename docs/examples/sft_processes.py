@@ -75,6 +75,11 @@ class Ranks:
         while time.monotonic() < deadline and self._all_is_well() and any(each.is_alive() for each in self._processes):
             for process in self._processes:
                 process.join(timeout=0.05)
+        return self.exit_codes
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """Of each rank: 0, 1, minus a signal, or None while it runs."""
         return [process.exitcode for process in self._processes]
 
     def die(self, kill: Kill) -> bool:

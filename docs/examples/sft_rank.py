@@ -17,8 +17,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 RANKS = 2
-ROWS = 4  # a step and rank
-MICRO_BATCH = 2
+MICRO_BATCHES = 2  # a step and rank
 EPOCH = 5  # steps
 FIELDS = ["input_ids", "input_lengths", "token_mask", "sample_mask", "source_ids"]
 BYTES = SimpleNamespace(pad_token_id=0)  # stands for a tokenizer: a conversation's bytes are its tokens
@@ -34,12 +33,14 @@ class Settings:
         dataset: Where a prepared dataset is.
         steps: Train steps.
         seed: Of the weights.
+        rows: Rows of a step and rank.
     """
 
     folder: Path
     dataset: Path
     steps: int
     seed: int = 0
+    rows: int = 4
 
     @property
     def checkpoints(self) -> Path:
@@ -97,7 +98,7 @@ class Rank:
             },
             source={"path": str(settings.dataset), "virtual_epoch_length": EPOCH},
             processor=None,
-            batch_size=ROWS,
+            batch_size=settings.rows,
             max_sequence_length=256,
             split_role="train",
             logical_rank=placement.logical_rank(rank),
@@ -148,8 +149,8 @@ class Rank:
         batch = prepare_sft_batch(
             next(self.batches), BYTES, only_unmask_final=False, make_sequence_length_divisible_by=8
         )
-        ids = [f"step{step}/rank{self.rank}/{row}" for row in range(ROWS)]
-        self.plane.register_partition(f"step-{step}", [*FIELDS, "logprobs"], ROWS, ["train", "dump"])
+        ids = [f"step{step}/rank{self.rank}/{row}" for row in range(self.settings.rows)]
+        self.plane.register_partition(f"step-{step}", [*FIELDS, "logprobs"], self.settings.rows, ["train", "dump"])
         self.plane.put_samples(ids, f"step-{step}", {name: batch[name] for name in FIELDS})
         self.report("feed", step)
 
@@ -157,8 +158,8 @@ class Rank:
         """Claim the step's rows in micro-batches, and change the weights by the mean over all ranks' tokens."""
         loss, tokens = torch.zeros(()), torch.zeros(())
         self.optimizer.zero_grad()
-        for _ in range(ROWS // MICRO_BATCH):
-            claimed = self.plane.claim_meta(f"step-{step}", "train", FIELDS, MICRO_BATCH)
+        for _ in range(MICRO_BATCHES):
+            claimed = self.plane.claim_meta(f"step-{step}", "train", FIELDS, self.settings.rows // MICRO_BATCHES)
             batch = materialize_local(self.plane.get_data(claimed))
             logprobs = self.model(batch["input_ids"])
             mask = batch["token_mask"] * batch["sample_mask"][:, None]
@@ -191,7 +192,7 @@ class Rank:
 
     def dump_rows(self, step: int) -> None:
         """Write down what the step trained on; rank 0 publishes the rows of all ranks in one move."""
-        claimed = self.plane.claim_meta(f"step-{step}", "dump", [*FIELDS, "logprobs"], ROWS)
+        claimed = self.plane.claim_meta(f"step-{step}", "dump", [*FIELDS, "logprobs"], self.settings.rows)
         rows = materialize_local(self.plane.get_data(claimed))
         self.dump.add_chunk(
             step=step,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from arithmetic_run import ArithmeticRun
 from grpo_parts import GROUP_SIZE, Run, Settings
 from kill_moments import PLACES, ForgetfulLedger, Journal, Killer, Moment, plan
 from prompt_account import Account
@@ -51,13 +52,14 @@ def starts_here(
         if moment is not None:
             return in_child(lambda: asyncio.run(train(Killer(moment, journal).run(settings, **parts))))
         try:
-            asyncio.run(train(Run(settings, report, **parts)))
+            asyncio.run(train(ArithmeticRun(settings, report, **parts)))
         except Exception:  # noqa: BLE001 - the account says what came of it
             traceback.print_exc()
-            return 1
-        return 0
-
-    return start
+            problems.append("the run ended with an error")
+        print(line_of(kills + 1, journal, "itself"))
+    account = account_of(ArithmeticRun, settings, problems)
+    print(f"\n{account.table()}\n\n{kept_work(journal)}\nseconds{time.monotonic() - began:>32.1f}")
+    return 0 if account.is_exact else 1
 
 
 def in_child(work: Callable[[], object]) -> int:
