@@ -12,6 +12,8 @@ from library_policy import LONGEST_ANSWER, LibraryPolicy, pair_overlap, prompt_o
 from library_questions import Question
 from nrl_rollout_ckpt.state.records import Prompt, PromptRef, SiblingSealResult
 
+SECONDS_A_BYTE = 0.005
+
 
 @dataclass
 class LibraryRun(Run):
@@ -38,19 +40,19 @@ class LibraryRun(Run):
             policy.load_state_dict(weights)
             return policy
 
-        return Trainer(make_policy, lr=0.003)
+        return Trainer(make_policy, lr=0.003, busy_s=0.1)
 
     async def generate_sibling(self, group_id: str, index: int) -> None:
         """Write an answer and seal it."""
         record = self.parts.ledger.get(group_id)
         question: dict[str, Any] = record.runtime_prompt
         sibling = f"{record.prompt.ref.sample_id}/{index}"
-        self.report("generation", sibling=sibling)
-        await asyncio.sleep(0)  # the other pumps have their turn between two answers
         answer, logprobs = self.trainer.actor.sample(prompt_of(question["text"]), sibling)
+        await asyncio.sleep(SECONDS_A_BYTE * len(answer))  # as a model of size would take
         reward = pair_overlap(text_of(answer), question["answer"])
         sealed = SiblingSealResult({"answer": answer, "logprobs": logprobs}, reward)
         await self.transitions.seal_sibling(group_id, index, sealed)
+        self.report("answer", sibling=sibling)
 
     def columns_of(self, group_id: str) -> dict[str, torch.Tensor]:
         """The rows of a complete group, as wide as the longest of all."""

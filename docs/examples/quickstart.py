@@ -9,6 +9,7 @@ go on. A table at the end counts what is in the files.
 import argparse
 import asyncio
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -23,7 +24,6 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this machine
 import torch
 from async_grpo import shown, train
 from grpo_parts import GROUP_SIZE, GROUPS_PER_STEP
-from kill_moments import Journal
 from library_questions import read_questions, write_conversations
 from nrl_energon_loader.prepare import prepare_dataset
 from nrl_interfaces.fileops import FileOps
@@ -42,12 +42,12 @@ OURS = (
 def main() -> int:
     options = parse_options()
     torch.set_num_threads(1)  # before any work: the children of a parent with threads of torch would hang
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of what nested tensors do inside
     began = time.monotonic()
     out = fresh_folder(options.out)
-    questions = read_questions()
-    files = Files(out, questions, questions[:: len(questions) // options.prompts][: options.prompts], options.sft_steps)
-    journal = Journal(out / "journal.jsonl")
-    phases: dict[str, Callable[[Files, Journal], Iterator[int]]] = {
+    files = files_of(out, options.sft_steps, options.prompts)
+    journal = files.journal
+    phases: dict[str, Callable[[Files], Iterator[int]]] = {
         "dataset": make_dataset,
         "fine-tuning": fine_tune,
         "GRPO": reinforce,
@@ -55,7 +55,7 @@ def main() -> int:
     }
     for phase, run in phases.items():
         started, codes = time.monotonic(), []
-        for code in run(files, journal):
+        for code in run(files):
             journal.write("process", phase=phase, ended_by=code)
             print(f"{phase:12} {said(code)}", flush=True)
             codes.append(code)
@@ -63,10 +63,16 @@ def main() -> int:
         if codes != [-signal.SIGKILL, 0]:
             print(f"! {phase} should be killed once and come to its end: see {shown(out)}", file=sys.stderr)
             return 1
-    account = Account.of(files, journal)
+    account = Account.of(files)
     print(f"\n{account.table(time.monotonic() - began)}\n\nThe files are in {shown(out)}. Look at them:\n")
     print(*hints(files), sep="\n")
     return 0 if account.is_exact else 1
+
+
+def files_of(out: Path, sft_steps: int, prompts: int) -> Files:
+    """What a run is made of, and where."""
+    questions = read_questions()
+    return Files(out, questions, questions[:: len(questions) // prompts][:prompts], sft_steps)
 
 
 def said(code: int) -> str:
@@ -76,7 +82,7 @@ def said(code: int) -> str:
 # ---- The phases: each gives how its processes ended, first the one that is killed ----
 
 
-def make_dataset(files: Files, _: Journal) -> Iterator[int]:
+def make_dataset(files: Files) -> Iterator[int]:
     conversations = files.out / "conversations.jsonl"
     write_conversations(files.questions, conversations)
 
@@ -90,7 +96,7 @@ def make_dataset(files: Files, _: Journal) -> Iterator[int]:
         yield in_child(lambda ops=ops: prepare_dataset(conversations, files.dataset, shard_size=50, ops=ops))
 
 
-def fine_tune(files: Files, _: Journal) -> Iterator[int]:
+def fine_tune(files: Files) -> Iterator[int]:
     with Ranks(files.sft, quiet=True) as ranks:
         was_met = ranks.die(Kill(victims=(1,), phases=12, wait_s=0.01))  # phases: in the second step
         yield ranks.exit_codes[1] if was_met else 1
@@ -98,13 +104,13 @@ def fine_tune(files: Files, _: Journal) -> Iterator[int]:
         yield next((code or 1 for code in ranks.wait() if code != 0), 0)
 
 
-def reinforce(files: Files, journal: Journal) -> Iterator[int]:
-    half = len(files.asked) * GROUP_SIZE // 2
-    for report in dying(journal.write, "generation", half), journal.write:
+def reinforce(files: Files) -> Iterator[int]:
+    answers = len(files.asked) * GROUP_SIZE
+    for report in dying(files.journal.write, "answer", answers * 3 // 4), files.journal.write:
         yield in_child(lambda report=report: asyncio.run(train(files.make_grpo_run(files.grpo, report))))
 
 
-def dump(files: Files, journal: Journal) -> Iterator[int]:
+def dump(files: Files) -> Iterator[int]:
     last_step = -(-len(files.asked) // GROUPS_PER_STEP) - 1
 
     def work(report: Callable[..., None]) -> None:
@@ -113,8 +119,8 @@ def dump(files: Files, journal: Journal) -> Iterator[int]:
             os.dup2(ray_says.fileno(), 1)
         dump_steps(files.dump, files.grpo_rows(), report)
 
-    in_last_step = dying(journal.write, "group dumped", GROUPS_PER_STEP * last_step + 2)
-    for report in in_last_step, journal.write:
+    in_last_step = dying(files.journal.write, "group dumped", GROUPS_PER_STEP * last_step + 2)
+    for report in in_last_step, files.journal.write:
         yield in_child(functools.partial(work, report))
 
 

@@ -50,6 +50,10 @@ class Files:
         return self.out / "dump"
 
     @property
+    def journal(self) -> Journal:
+        return Journal(self.out / "journal.jsonl")
+
+    @property
     def sft(self) -> sft_rank.Settings:
         return sft_rank.Settings(self.out / "fine-tuning", self.dataset, self.sft_steps, rows=SFT_ROWS)
 
@@ -83,6 +87,7 @@ class Account:
         lost: Prompts that GRPO never trained on.
         doubled: Prompts that it trained on more than once.
         reward: Mean reward of the first and of the last step.
+        kept: Where GRPO went on after its kill, and with what.
         problems: Everything else that is not as it should be.
     """
 
@@ -90,10 +95,11 @@ class Account:
     lost: list[str]
     doubled: list[str]
     reward: tuple[float, float]
+    kept: str
     problems: list[str]
 
     @classmethod
-    def of(cls, files: Files, journal: Journal) -> Self:
+    def of(cls, files: Files) -> Self:
         """Read everything again: dataset, checkpoints, dumps and journal."""
         prompts = account_of(files.make_grpo_run, files.grpo)
         steps = files.grpo_rows()
@@ -115,7 +121,7 @@ class Account:
             problems.append(f"the dataset has {samples['dataset']} conversations of {len(files.questions)}")
         verified = {"fine-tuning": 0 if of_sft else samples["fine-tuning"], "dump": rows_dumped}
         counted = {"fine-tuning": _published(files.sft.dumps), "GRPO": len(steps), "dump": _published(files.dump)}
-        kills, seconds = _kills(journal), {each["phase"]: each["seconds"] for each in journal.read("phase")}
+        kills, seconds = _kills(files.journal), {each["phase"]: each["seconds"] for each in files.journal.read("phase")}
         lines = [
             {
                 "phase": phase,
@@ -128,7 +134,14 @@ class Account:
             for phase in samples
         ]
         rewards = [float(rows["reward"].mean()) for rows in steps]
-        return cls(lines, [*prompts.lost, *prompts.waiting], prompts.doubled, (rewards[0], rewards[-1]), problems)
+        return cls(
+            lines,
+            lost=[*prompts.lost, *prompts.waiting],
+            doubled=prompts.doubled,
+            reward=(rewards[0], rewards[-1]),
+            kept=_kept(files.journal),
+            problems=problems,
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -150,7 +163,9 @@ class Account:
                 "",
                 f"prompts lost{len(self.lost):6}  {' '.join(self.lost)}".rstrip(),
                 f"prompts doubled{len(self.doubled):3}  {' '.join(self.doubled)}".rstrip(),
-                f"mean reward from {self.reward[0]:.3f} to {self.reward[1]:.3f}",
+                "",
+                f"mean reward {self.reward[0]:.3f} in the first step of GRPO, {self.reward[1]:.3f} in the last",
+                self.kept,
                 *(f"! {problem}" for problem in self.problems),
             ]
         )
@@ -163,6 +178,12 @@ def _kills(journal: Journal) -> Counter[str]:
     kills = Counter(end["phase"] for end in ends if end["ended_by"] == -signal.SIGKILL and end["phase"] in done)
     kills["dump"] += len(journal.read("writer killed")) if "dump" in done else 0
     return kills
+
+
+def _kept(journal: Journal) -> str:
+    last = journal.read("start")[-1]
+    answers = last["siblings_kept"] + grpo_parts.GROUP_SIZE * last["groups_kept"]
+    return f"after its kill GRPO went on from {last['source']} with {answers} answers that no step had trained on yet"
 
 
 def _published(folder: Path) -> int:
