@@ -121,7 +121,7 @@ def dump(files: Files) -> Iterator[int]:
 
     in_last_step = dying(files.journal.write, "group dumped", GROUPS_PER_STEP * last_step + 2)
     for report in in_last_step, files.journal.write:
-        yield in_child(functools.partial(work, report))
+        yield in_child(functools.partial(work, report), own_group=True)  # some of Ray's would stay for a minute
 
 
 def dying(report: Callable[..., None], event: str, count: int) -> Callable[..., None]:

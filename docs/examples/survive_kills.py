@@ -1,6 +1,7 @@
 """Kills a run again and again in child processes, starts it each time, and gives account of every prompt."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -62,13 +63,18 @@ def starts_here(
     return 0 if account.is_exact else 1
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """Run `work` in a fork of this process, which is warm; gives 0, or minus the signal, or 1 if it raised."""
+def in_child(work: Callable[[], object], *, own_group: bool = False) -> int:
+    """Run `work` in a fork of this process, which is warm; gives 0, or minus the signal, or 1 if it raised.
+
+    With `own_group` the processes that it started are killed when it has ended.
+    """
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            if own_group:
+                os.setpgid(0, 0)
             work()
             code = 0
         except BaseException:  # noqa: BLE001 - a child must not go on as its parent
@@ -76,7 +82,12 @@ def in_child(work: Callable[[], object]) -> int:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        if own_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def problem_with(settings: Settings, journal: Journal, moment: Moment | None, ended_by: int) -> str | None:
