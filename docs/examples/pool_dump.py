@@ -1,6 +1,7 @@
 """Dumps train steps by two Ray actors, goes on where it was killed, and compares what is on disk bit for bit."""
 
 import contextlib
+import logging
 import os
 import signal
 from collections import deque
@@ -19,6 +20,8 @@ from nrl_dump import NotPublishedError, read_step, read_tensors, verify
 from nrl_dump.pool import DumpPool, ShardDiedError
 from nrl_interfaces import BatchedDataDict
 from nrl_interfaces.layout import to_jagged
+
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of what nested tensors do inside
 
 SEQUENCES = ("input_ids", "token_mask", "logprobs", "logprobs_bf16", "advantages")
 SCALARS = ("reward", "prompt_ids")

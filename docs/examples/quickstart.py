@@ -9,7 +9,6 @@ go on. A table at the end counts what is in the files.
 import argparse
 import asyncio
 import functools
-import logging
 import os
 import shutil
 import signal
@@ -42,7 +41,6 @@ OURS = (
 def main() -> int:
     options = parse_options()
     torch.set_num_threads(1)  # before any work: the children of a parent with threads of torch would hang
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of what nested tensors do inside
     began = time.monotonic()
     out = fresh_folder(options.out)
     files = files_of(out, options.sft_steps, options.prompts)
@@ -151,7 +149,7 @@ def hints(files: Files) -> Iterator[str]:
     commands = {
         "nrl-energon-loader": [f"check-resume {shown(files.dataset)}"],
         "nrl-rollout-ckpt": [f"ls {grpo}", f"verify {grpo}", f"explain {grpo}"],
-        "nrl-dump": [f"ls {sft_dump}", f'show {dump} --where "reward>0.1" --limit 2', f"verify {dump}"],
+        "nrl-dump": [f"ls {sft_dump}", f'show {dump} --where "reward>0" --limit 2', f"verify {dump}"],
     }
     for tool, arguments in commands.items():
         yield from (f"  {shown(Path(sys.executable).parent / tool)} {each}" for each in arguments)

@@ -107,8 +107,9 @@ class Account:
         of_sft, of_dump = [*_sft_differences(files, trained)], {}
         for step, rows in enumerate(steps):
             of_dump[step] = [*differences(path_of(files.dump, step), rows)]
-        rows_dumped = sum(rows.size for step, rows in enumerate(steps) if not of_dump[step])
-        if (loaded := load_with_datasets(files)) != rows_dumped:
+        whole = [step for step in of_dump if not of_dump[step]]
+        rows_dumped = sum(steps[step].size for step in whole)
+        if (loaded := load_with_datasets(files, whole)) != rows_dumped:
             of_dump[-1] = [f"`datasets` loads {loaded} rows of the {rows_dumped} that were verified"]
         samples = {
             "dataset": _conversations_in(files.dataset),
@@ -216,10 +217,10 @@ def _sft_differences(files: Files, trained: list[list[str]]) -> Iterator[str]:
             yield f"rank {rank} trained on {len(wanted)} rows, and {files.sft.dumps} has {len(ids)}, or others"
 
 
-def load_with_datasets(files: Files) -> int:
-    """Load the dump as one data set, and return its rows; nothing but files is needed, and no network is used."""
+def load_with_datasets(files: Files, steps: list[int]) -> int:
+    """Load steps of the dump as one data set, and return its rows; nothing but files is needed, and no network is used."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=str(files.out / "cache"), HF_DATASETS_DISABLE_PROGRESS_BARS="1")
     import datasets  # slow to import
 
-    published = sorted(map(str, files.dump.glob("train_data_step*.jsonl")))
-    return len(datasets.load_dataset("json", data_files=published, split="train")) if published else 0
+    paths = [str(path_of(files.dump, step)) for step in steps]
+    return len(datasets.load_dataset("json", data_files=paths, split="train")) if paths else 0
