@@ -112,9 +112,9 @@ def queues() -> Generator[Queues]:
             _node_ip_address="127.0.0.1",
         )
     yield Queues()
-    ray.shutdown()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # older Rays drop the handles of processes that still end
+        ray.shutdown()
         gc.collect()
 
 
