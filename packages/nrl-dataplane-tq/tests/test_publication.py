@@ -100,16 +100,50 @@ def test_what_is_being_written_is_not_removed(tmp_path: Path) -> None:
         assert state.contract() == {"number": 9}  # the last to publish
 
 
+class Overtaken(type(Path())):  # type: ignore[misc]
+    """A checkpoint folder in which something happens once its switch file was read."""
+
+    def __truediv__(self, name: str) -> Path:
+        if name == "tq_state_000001":
+            self.then()
+        return Path(self, name)
+
+
 def test_a_reader_that_was_overtaken_reads_the_new_state(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    folder = Overtaken(tmp_path)
+    folder.then = lambda: save(tmp_path, 2)
+    assert saved(folder) == 2
+
+
+def test_a_reader_whose_state_is_being_removed_reads_the_new_one(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    old = tmp_path / "tq_state_000001"
+    with contextlib.ExitStack() as removing:
+
+        def overtake() -> None:
+            with _locked(old, fcntl.LOCK_SH):
+                save(tmp_path, 2)
+            removing.enter_context(_locked(old, fcntl.LOCK_EX))
+
+        folder = Overtaken(tmp_path)
+        folder.then = overtake
+        assert saved(folder) == 2
+
+
+def test_a_state_that_is_not_there_is_named(tmp_path: Path) -> None:
     save(tmp_path, 1)
     switch = (tmp_path / SWITCH_FILENAME).read_bytes()
     save(tmp_path, 2)
-    new = (tmp_path / SWITCH_FILENAME).read_bytes()
-    (tmp_path / SWITCH_FILENAME).write_bytes(switch)  # as a reader would have seen it before
+    (tmp_path / SWITCH_FILENAME).write_bytes(switch)
     with pytest.raises(CheckpointDamagedError, match="tq_state_000001: the folder is missing"):
         saved(tmp_path)
-    (tmp_path / SWITCH_FILENAME).write_bytes(new)
-    assert saved(tmp_path) == 2
+
+
+def test_a_state_that_somebody_holds_for_good_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with _locked(tmp_path / "tq_state_000001", fcntl.LOCK_EX), pytest.raises(BlockingIOError):
+        saved(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["controller_state.pkl", "simple_storage/su_0.pkl", "contract_state.pkl"])

@@ -224,16 +224,25 @@ def current_state(folder: Path, owner: str | None, storage_units: int) -> Genera
             raise StorageUnitsError(folder / SWITCH_FILENAME, facts.storage_units, storage_units)
         path = folder / facts.folder
         with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(_locked(path, fcntl.LOCK_SH))
-            except FileNotFoundError as error:
-                if _read_facts(folder) == facts:
-                    raise CheckpointDamagedError(path, None, "the folder is missing") from error
+            problem = _hold(path, held)
             if _read_facts(folder) != facts:
-                continue  # a save was faster
+                continue  # a save was faster, and may be removing this one
+            if isinstance(problem, FileNotFoundError):
+                raise CheckpointDamagedError(path, None, "the folder is missing") from problem
+            if problem is not None:
+                raise problem
             _verify(path, facts)
             yield SavedState(path, facts)
             return
+
+
+def _hold(path: Path, held: contextlib.ExitStack) -> OSError | None:
+    """Hold a checkpoint for reading, or give the reason why that is not possible."""
+    try:
+        held.enter_context(_locked(path, fcntl.LOCK_SH))
+    except (BlockingIOError, FileNotFoundError) as error:
+        return error
+    return None
 
 
 def _read_facts(folder: Path) -> Facts:
