@@ -12,6 +12,7 @@ HEAVY = {
     "nrl_dump": {"ray", "tensordict"},
     "nrl_dataplane_local": {"megatron", "ray", "transformers"},
     "nrl_dataplane_tq": {"megatron", "ray", "tensordict", "transfer_queue", "transformers"},
+    "nrl_rollout_ckpt": {"megatron", "ray", "tensordict", "transformers"},
     "nrl_energon_loader": {"ray", "tensordict", "transformers"},
 }
 

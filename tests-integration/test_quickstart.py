@@ -108,7 +108,7 @@ def test_what_was_altered_is_found(finished: tuple[Path, Done], tmp_path: Path) 
         path.write_bytes(content)
 
     found = account_again(out)
-    assert (found.returncode, found.stderr) == (1, ""), found.stdout + found.stderr
+    assert found.returncode == 1, found.stdout + found.stderr
     assert re.search(rf"^prompts lost +1  {re.escape(lost)}$", found.stdout, re.MULTILINE), found.stdout
     assert re.search(rf"^prompts doubled +1  {re.escape(doubled)}$", found.stdout, re.MULTILINE), found.stdout
     table = table_of(found.stdout)

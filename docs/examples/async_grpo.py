@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arithmetic_run import ArithmeticRun
 from grpo_parts import GROUP_SIZE, GROUPS_PER_STEP, PARTITION, TRAINER_FILE, Run, Settings
 from grpo_trainer import Batch, group_advantages
 from kill_moments import Journal
@@ -173,7 +174,11 @@ def main() -> int:
 
     start = starts_here(train, settings, journal, report, plant_fault=options.plant_fault)
     exit_code = survive(
-        start, lambda problems: asyncio.run(account_of(settings, problems)), settings, journal, options.kills
+        start,
+        lambda problems: asyncio.run(account_of(ArithmeticRun, settings, problems)),
+        settings,
+        journal,
+        options.kills,
     )
     print("\nLook at what it leaves:\n")
     for what in "ls", "verify", "explain":

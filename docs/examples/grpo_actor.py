@@ -23,8 +23,9 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray war
 
 import ray
 import torch
+from arithmetic_run import ArithmeticRun
 from async_grpo import open_folder, train
-from grpo_parts import Run, Settings
+from grpo_parts import Settings
 from kill_moments import Journal, Killer, Moment
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
@@ -53,7 +54,7 @@ class Controller:
     async def train(self, moment: Moment | None) -> None:
         """Go on with the run, to its end or to where this process kills itself."""
         if moment is None:
-            run = Run(self._settings, self._journal.write)
+            run = ArithmeticRun(self._settings, self._journal.write)
         else:
             run = Killer(moment, self._journal).run(self._settings)
         await train(run, self._take_requests)
@@ -71,7 +72,7 @@ class Controller:
 
     async def account(self, problems: list[str]) -> Account:
         """Give account of what is on the disk."""
-        return await account_of(self._settings, problems)
+        return await account_of(ArithmeticRun, self._settings, problems)
 
 
 # ---- The driver ----

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from arithmetic_task import PromptList
-from grpo_trainer import Trainer
+from grpo_trainer import Batch, Trainer
 from nrl_dataplane_local import LocalDataPlaneClient, LocalDataPlaneConfig
 from nrl_interfaces import DataPlaneClient, build_data_plane_client
 from nrl_interfaces.fileops import FileOps
@@ -22,7 +22,7 @@ from nrl_rollout_ckpt.samplers import InOrderSampler
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
 from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
 from nrl_rollout_ckpt.state.records import Prompt
-from nrl_rollout_ckpt.state.replay_index import ReplayIndex
+from nrl_rollout_ckpt.state.replay_index import ReplayIndex, TrainingClaim
 from nrl_rollout_ckpt.state.rollout_state import RolloutParts, TrainingProgress
 from nrl_rollout_ckpt.state.transitions import RolloutTransitions
 from step_dump import StepDump
@@ -78,7 +78,7 @@ class Run:
     settings: Settings
     report: Callable[..., None]
     file_ops: FileOps = field(default_factory=FileOps)
-    plane_class: type[LocalDataPlaneClient] = LocalDataPlaneClient
+    make_plane: Callable[[str, FileOps], DataPlaneClient] = make_plane
     ledger_class: type[RolloutRecoveryLedger] = RolloutRecoveryLedger
     group_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -121,7 +121,8 @@ class Run:
         self.trainer = self.make_trainer()
         self.prompts = PromptList(self.make_prompts())
         self.steps = -(-len(self.prompts.prompts) // GROUPS_PER_STEP)
-        self.plane = self.plane_class(LocalDataPlaneConfig(partition_mode="stream"), file_ops=ops)
+        self.plane = self.make_plane(settings.plane, ops)
+        self.dump = None if settings.dump_dir is None else StepDump(settings.dump_dir, ops)
         self.environment = self.make_environment()
         self.checkpoints = CheckpointManager(settings.checkpoint_dir, keep_latest_k=2, ops=ops)
         self.identity = BootstrapCompatibilityIdentity.of(settings.config)

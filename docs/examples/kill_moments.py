@@ -13,8 +13,9 @@ from typing import Any
 
 from arithmetic_environment import ArithmeticEnvironment, SavedEpisodes
 from arithmetic_run import ArithmeticRun
-from grpo_parts import Settings
-from nrl_dataplane_local import LocalDataPlaneClient
+from grpo_parts import Settings, make_plane
+from nrl_interfaces import DataPlaneClient
+from nrl_interfaces.fileops import FileOps
 from nrl_interfaces.rollout import EnvironmentEpisode, LiveCut
 from nrl_interfaces.testing.faults import RecordingOps
 from nrl_rollout_ckpt.state.ledger import RolloutRecoveryLedger
@@ -86,9 +87,8 @@ class Killer:
     def run(self, settings: Settings, **parts: Any) -> ArithmeticRun:
         """Make the run."""
         register_optimizer_step_post_hook(lambda *_: self.at("optimizer commit", "the weights were changed"))
-        environment, plane = watched_classes(self)
-        watched = {"file_ops": KillingOps(self), "environment_class": environment, "plane_class": plane}
-        self._run = ArithmeticRun(settings, self._journal.write, **watched, **parts)
+        watched = {"environment_class": watched_environment(self), "make_plane": watched_plane(self)}
+        self._run = ArithmeticRun(settings, self._journal.write, KillingOps(self), **watched, **parts)
         return self._run
 
     def at(self, phase: str, place: str, last_act: Callable[[], object] = lambda: None, **evidence: Any) -> None:

@@ -60,15 +60,10 @@ class Account:
         return "\n".join([*lines, *problems, f"the account is {'exact' if self.is_exact else 'NOT EXACT':>24}"])
 
 
-def account_of(make_run: Callable[..., Run], settings: Settings, problems: Iterable[str] = ()) -> Account:
+async def account_of(make_run: Callable[..., Run], settings: Settings, problems: Iterable[str] = ()) -> Account:
     """Start once more, as the next process would, and look at what is there."""
-
-    async def start() -> Run:
-        run = make_run(settings, lambda *_, **__: None)
-        await run.resume()
-        return run
-
-    run = asyncio.run(start())
+    run = make_run(settings, lambda *_, **__: None)
+    await run.resume()
     parts, found = run.parts, list(problems)
     if parts.progress.train_steps != run.steps:
         found.append(f"{parts.progress.train_steps} of {run.steps} train steps are done; start it again to go on")

@@ -9,6 +9,7 @@ go on. A table at the end counts what is in the files.
 import argparse
 import asyncio
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ from survive_kills import in_child
 
 MARKER = ".made-by-quickstart"
 OURS = (
-    *("conversations.jsonl", "dataset", "fine-tuning", "grpo", "dump", "cache", "journal.jsonl", "ray.txt"),
+    *("conversations.jsonl", "dataset", "fine-tuning", "grpo", "dump", "cache", "journal.jsonl", "log.txt", "ray.txt"),
     *("dataset.lock", MARKER),
 )
 
@@ -43,6 +44,7 @@ def main() -> int:
     torch.set_num_threads(1)  # before any work: the children of a parent with threads of torch would hang
     began = time.monotonic()
     out = fresh_folder(options.out)
+    logging.basicConfig(filename=out / "log.txt")  # what the pieces warn of, such as snapshots that kills left half
     files = files_of(out, options.sft_steps, options.prompts)
     journal = files.journal
     phases: dict[str, Callable[[Files], Iterator[int]]] = {

@@ -1,5 +1,6 @@
 """The files of the quickstart, and what can be counted in them afterwards."""
 
+import asyncio
 import functools
 import os
 import signal
@@ -101,7 +102,7 @@ class Account:
     @classmethod
     def of(cls, files: Files) -> Self:
         """Read everything again: dataset, checkpoints, dumps and journal."""
-        prompts = account_of(files.make_grpo_run, files.grpo)
+        prompts = asyncio.run(account_of(files.make_grpo_run, files.grpo))
         steps = files.grpo_rows()
         trained = [trained_on(newest_checkpoint(files.sft), rank) for rank in range(sft_rank.RANKS)]
         of_sft, of_dump = [*_sft_differences(files, trained)], {}
@@ -218,7 +219,7 @@ def _sft_differences(files: Files, trained: list[list[str]]) -> Iterator[str]:
 
 
 def load_with_datasets(files: Files, steps: list[int]) -> int:
-    """Load steps of the dump as one data set, and return its rows; nothing but files is needed, and no network is used."""
+    """Load steps of the dump as one data set, and return its rows; no network is used."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=str(files.out / "cache"), HF_DATASETS_DISABLE_PROGRESS_BARS="1")
     import datasets  # slow to import
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arithmetic_policy import Batch
 from arithmetic_task import TURNS
+from grpo_trainer import Batch
 from nrl_dump import Manifest, TrainDataDump, read_step, read_tensors, verify
 from nrl_interfaces.fileops import FileOps
 from nrl_rollout_ckpt.state.replay_index import TrainingClaim

@@ -17,6 +17,7 @@ from nrl_rollout_ckpt.disk.bootstrap import BootstrapCompatibilityIdentity
 from nrl_rollout_ckpt.disk.selection import select_resume_source
 from nrl_rollout_ckpt.disk.trainer_checkpoints import CheckpointManager
 from nrl_rollout_ckpt.restore import RestoreReport, RolloutRestorer
+from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.outcomes import RolloutCheckpointSaveResult
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
 from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
@@ -86,22 +87,6 @@ class UnsyncedKillingOps(KillingOps, UnsyncedOps):
     """Kills the process at one operation."""
 
 
-class NoDeadline:
-    """A run without end."""
-
-    def would_save(self) -> bool:
-        return False
-
-    def check_save(self) -> bool:
-        return False
-
-    def remaining_s(self) -> float:
-        return float("inf")
-
-    def save_took(self, seconds: float, /) -> None:
-        del seconds
-
-
 class World:
     """p0, p1 are complete; p2, p3 are in flight, one episode of each sealed; p4, p5 are reserved; p6 is spare."""
 
@@ -115,7 +100,8 @@ class World:
             target_level=RecoveryTargetLevel.TURN if turns else RecoveryTargetLevel.SIBLING,
             **overrides.pop("settings", {}),
         )
-        options = {name: overrides.pop(name) for name in ("free_bytes", "teacher_coordinator") if name in overrides}
+        names = ("free_bytes", "teacher_coordinator", "timeout")
+        options = {name: overrides.pop(name) for name in names if name in overrides}
         self.parts = self.new_parts(**{"metrics": self.events.append, **overrides})
         self.environment: Any = self.parts.environment
         self.transitions = RolloutTransitions(self.parts)
@@ -126,7 +112,7 @@ class World:
             self.parts,
             checkpointer=self.checkpoints,
             bootstrap_identity=IDENTITY,
-            **{"teacher_coordinator": None, "timeout": NoDeadline(), **options},
+            **{"teacher_coordinator": None, "timeout": TimeoutChecker(None, clock=self.parts.clock), **options},
             records_prompt_groups=lambda: True,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nrl_interfaces.ownership import FolderInUseError
 from nrl_rollout_ckpt.config import RolloutCheckpointConfig
+from nrl_rollout_ckpt.saving.deadline import TimeoutChecker
 from nrl_rollout_ckpt.saving.requirements import SnapshotsUnsupportedError
 from nrl_rollout_ckpt.saving.snapshots import RolloutSnapshotter
 from nrl_rollout_ckpt.state.ledger_states import RecoveryTargetLevel
@@ -38,7 +39,7 @@ def test_parts_that_cant_work_are_refused(new_world: NewWorld, break_it: Callabl
         return RolloutSnapshotter(
             world.parts,
             checkpointer=world.checkpoints,
-            timeout=world.snapshotter._timeout,
+            timeout=TimeoutChecker(None, clock=world.parts.clock),
             bootstrap_identity=None,
             teacher_coordinator=None,
             records_prompt_groups=lambda: True,

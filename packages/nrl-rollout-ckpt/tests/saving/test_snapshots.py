@@ -46,6 +46,8 @@ def test_every_name_and_parameter_is_there() -> None:
         "_resolve_anchor": [],
         "_publish": ["tmp_path", "final_path", "captured", "manifest"],
         "save_snapshot": ["force"],
+        "trainer_checkpoint_published": ["step"],
+        "run": [],
         "_warn_if_snapshots_keep_losing_to_train_steps": ["consecutive_discards"],
         "_log_outcome": ["outcome", "reason", "attempt_duration_seconds"],
     }

@@ -11,6 +11,7 @@ import pytest
 from nrl_interfaces.testing.awaits import Act, Drive, Point, at_each_suspension
 from nrl_rollout_ckpt.state.transition_table import IllegalTransitionError
 
+pytestmark = pytest.mark.slow
 FEWEST_POINTS = 25
 
 

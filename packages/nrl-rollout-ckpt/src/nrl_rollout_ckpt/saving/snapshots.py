@@ -129,7 +129,9 @@ class RolloutSnapshotter(PumpedSnapshots):
         self._owner = FolderOwner(checkpointer.checkpoint_dir, parts.file_ops, parts.clock.time)
 
     def close(self) -> None:
-        """Let the checkpoint folder go, once no save runs; safe to call twice.
+        """Let the checkpoint folder go, refuse requests, put SIGTERM's handler back; safe to call twice.
+
+        To be called once no save runs.
 
         Raises:
             RuntimeError: If a trainer checkpoint did not become durable and nobody has been told yet.
@@ -367,7 +369,8 @@ class RolloutSnapshotter(PumpedSnapshots):
         attempt_duration_seconds: float,
     ) -> None:
         """Report an attempt, skipped ones too."""
-        level = logging.WARNING if outcome is _Outcome.FAILED else logging.INFO
+        is_bad = outcome is _Outcome.FAILED and reason is not _Reason.CANCELLED
+        level = logging.WARNING if is_bad else logging.INFO
         _log.log(level, "snapshot attempt %s: %s, after %.3f s", outcome, reason, attempt_duration_seconds)
         self._report.attempt(
             outcome=outcome, reason=reason, duration_s=attempt_duration_seconds, now=self._clock.monotonic()
