@@ -27,7 +27,7 @@ from typing import Any
 
 from nrl_interfaces.data_plane import CheckpointDamagedError
 from nrl_interfaces.fileops import WRITE_NEW, FileOps, OutputFile
-from nrl_interfaces.publish import make_folder, publish
+from nrl_interfaces.publish import make_folder, publish, remove_folder
 
 __all__ = ["SWITCH_FILENAME", "Facts", "OtherOwnerError", "StorageUnitsError", "current_state", "new_state"]
 
@@ -132,7 +132,7 @@ class NewState:
         for number, path in _states(self.path.parent):
             if path != self.path and number < _number(self.path):
                 with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):  # in use: the next save will do it
-                    _remove_tree(path, self._ops)
+                    remove_folder(path, self._ops)
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def new_state(folder: Path, owner: str | None, ops: FileOps) -> Generator[NewSta
         finally:
             if not state.is_published and not _names(folder, path):  # it may have failed behind the rename
                 with contextlib.suppress(OSError):
-                    _remove_tree(path, ops)
+                    remove_folder(path, ops)
 
 
 def _names(folder: Path, state: Path) -> bool:
@@ -305,20 +305,6 @@ def _fsync_file(path: Path, ops: FileOps) -> None:
         ops.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove_tree(folder: Path, ops: FileOps) -> None:
-    """Remove a folder that a save made, with all that is in it; never through a symlink."""
-    for inner, folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            ops.unlink(Path(inner, name))
-        for name in folders:
-            path = Path(inner, name)
-            if path.is_symlink():
-                ops.unlink(path)
-            else:
-                ops.rmdir(path)
-    ops.rmdir(folder)
 
 
 @contextlib.contextmanager
